@@ -1,0 +1,23 @@
+"""slai-proxy: a scheduling reverse proxy for LLM inference.
+
+A map for newcomers, from the inside out:
+
+``core``
+    Every decision, pure: events and the time go in, actions come out. No I/O, no clock.
+``wire``
+    Bytes to values and back: server-sent events, views of the OpenAI API, error answers, headers.
+``upstream``
+    The live side of an engine: the HTTP client, health probes, the scrape of its metrics.
+``telemetry``
+    Every metric, span attribute and log line, by name.
+``server``
+    The live side of clients: the aiohttp application and the driver that feeds the core.
+``sim``
+    A model of vLLM with two faces: a discrete-event simulator that drives the same core, and an HTTP server.
+``cli``, ``config``
+    Commands, and the one tree of settings.
+
+Imports point one way: cli -> server -> upstream | telemetry | sim -> wire -> core.
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,62 @@
+"""What is scheduled: requests, their classes, and the ways in which they end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class RequestClass:
+    """The latency promise that a group of requests shares.
+
+    ``ttft_seconds`` counts from the request's arrival at the proxy to its first token; ``tbt_seconds``
+    bounds every gap between two tokens of one stream. ``None`` means that nothing is promised.
+    """
+
+    name: str
+    ttft_seconds: float | None = None
+    tbt_seconds: float | None = None
+
+
+STRICT = RequestClass("strict", tbt_seconds=0.1)
+RELAXED = RequestClass("relaxed", tbt_seconds=0.5)
+"""The two classes of the paper's evaluation: paying users (5 % of requests) and free ones (95 %)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One generation request as the scheduler sees it; never its text.
+
+    ``prompt_tokens`` may be an estimate: errors of a few ten percent hardly change the order, and the
+    engine's ``usage`` corrects the KV account when the request ends. ``max_tokens`` is what the client
+    allows the engine to generate, ``None`` where it set no limit.
+    """
+
+    id: str
+    prompt_tokens: int
+    model: str = ""
+    max_tokens: int | None = None
+    request_class: RequestClass = RELAXED
+
+
+class Outcome(StrEnum):
+    """How a request ended; every accepted request ends in exactly one of these. Metric label."""
+
+    COMPLETED = "completed"
+    CLIENT_GONE = "client_gone"
+    ENGINE_FAILED = "engine_failed"
+    ENGINE_ERROR = "engine_error"
+    """The engine answered with an error of its own: the request's fault or the engine's, told unchanged."""
+    REJECTED = "rejected"
+
+
+class RejectReason(StrEnum):
+    """Why the proxy refuses a request itself. Metric label; ``proxy.wire.errors`` has the answer for each."""
+
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    NO_ENGINE = "no_engine"
+    UNKNOWN_MODEL = "unknown_model"
+    TOO_LONG = "too_long"
+    DRAINING = "draining"

@@ -1,0 +1,246 @@
+"""Workloads: who asks for what, and when. Shared by the simulator and the load generator.
+
+A workload is drawn once, before anything runs, from four independent seeded streams (which lengths,
+which arrivals, which classes, which content), so that two systems compared on one seed see the same
+requests at the same instants: common random numbers make the *difference* between schedulers several
+times steadier than either figure.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from proxy.core.request import RELAXED, STRICT, RequestClass
+
+SHAREGPT_LIKE = "sharegpt-like"
+"""The built-in trace's name: lengths drawn from the fit below, nothing read from disk."""
+
+# Beta distributions scaled to the longest length, fitted to the prompt and output lengths of the ShareGPT
+# trace of the SLAI paper (30,731 conversations, Llama-2 tokens, at most 8k together). Kolmogorov-Smirnov
+# distance of either fit: 0.02. Quantiles 10/25/50/75/90/99 % of prompts: fit 110/527/1778/3790/5675/7643,
+# trace 74/580/1730/3735/5696/7434; of outputs: fit 100/221/420/640/810/975, trace 84/228/415/628/834/998.
+_PROMPT_FIT = (0.6, 1.49, 8192)
+_OUTPUT_FIT = (1.22, 1.62, 1024)
+
+# A ShareGPT JSON file has text and no token counts. 4.5 characters per token is the mean of real ShareGPT
+# text under Llama-2's tokenizer (5th to 95th percentile of conversations: 3.2 to 5.7).
+_CHARACTERS_PER_TOKEN = 4.5
+
+
+class TraceError(ValueError):
+    """The trace cannot be read; the message names the file and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Token counts of one request of a trace."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The lengths of a trace, with an account of the rows that were not usable."""
+
+    name: str
+    lengths: tuple[Lengths, ...]
+    rows_read: int
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Rows left out, by reason; ``rows_read == len(lengths) + dropped.total()``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request of a workload: send it ``at_seconds`` after the start, whatever happened to the others."""
+
+    index: int
+    at_seconds: float
+    prompt_tokens: int
+    output_tokens: int
+    request_class: RequestClass
+    content_seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClassShare:
+    """A class and the share of the requests that belong to it."""
+
+    request_class: RequestClass
+    share: float
+
+
+PAPER_CLASSES = (ClassShare(STRICT, 0.05), ClassShare(RELAXED, 0.95))
+
+
+def parse_class(text: str) -> ClassShare:
+    """Read ``NAME:SHARE[:tbt=SECONDS][:ttft=SECONDS]``, e.g. ``strict:0.05:tbt=0.1``.
+
+    Raises:
+        ValueError: the text has another form, or a number is not positive.
+    """
+    name, *parts = text.split(":")
+    deadlines: dict[str, float] = {}
+    try:
+        share = float(parts[0])
+        for part in parts[1:]:
+            key, value = part.split("=")
+            if key not in ("tbt", "ttft"):
+                raise ValueError(key)
+            deadlines[key] = float(value)
+    except (ValueError, IndexError):
+        raise ValueError(f"a class is NAME:SHARE[:tbt=SECONDS][:ttft=SECONDS], not {text!r}") from None
+    if not name or not 0 < share <= 1 or any(not 0 < d < float("inf") for d in deadlines.values()):
+        raise ValueError(f"class {text!r}: the share lies in (0, 1], deadlines are positive seconds")
+    return ClassShare(RequestClass(name, deadlines.get("ttft"), deadlines.get("tbt")), share)
+
+
+def draw_workload(
+    trace: Trace,
+    *,
+    rate: float,
+    requests: int,
+    seed: int,
+    classes: Sequence[ClassShare] = PAPER_CLASSES,
+) -> list[ScheduledRequest]:
+    """Draw ``requests`` Poisson arrivals at ``rate`` per second with lengths and classes from ``trace``.
+
+    Inter-arrival times are drawn at unit rate and divided by ``rate``, so that one seed at two rates gives
+    the same requests in the same order, only closer together. Lengths are a shuffle of the trace, repeated
+    when more are asked for than it has.
+
+    Raises:
+        ValueError: a rate or count that is not positive, or shares that do not add up to one.
+    """
+    if rate <= 0 or requests <= 0:
+        raise ValueError("rate and requests must be positive")
+    if abs(sum(c.share for c in classes) - 1) > 1e-6:
+        raise ValueError("the shares of the classes must add up to 1")
+    arrivals, lengths, kinds, content = (random.Random(f"{seed}:{s}") for s in ("arrivals", "lengths", "classes", "content"))
+    order: list[Lengths] = []
+    while len(order) < requests:
+        order += lengths.sample(trace.lengths, len(trace.lengths))
+    at = 0.0
+    workload = []
+    for index in range(requests):
+        at += arrivals.expovariate(1.0) / rate
+        kind = kinds.choices(classes, [c.share for c in classes])[0].request_class
+        size = order[index]
+        workload.append(
+            ScheduledRequest(index, at, size.prompt_tokens, size.output_tokens, kind, content.getrandbits(48))
+        )
+    return workload
+
+
+def load_trace(name: str) -> Trace:
+    """Read a trace by its path, or make the built-in one (``sharegpt-like``).
+
+    The format is recognised by content: a CSV whose header names prompt and output token columns, or a
+    ShareGPT JSON array of conversations.
+
+    Raises:
+        TraceError: no such file, an unknown format, or no usable row in it.
+    """
+    if name == SHAREGPT_LIKE:
+        return sharegpt_like()
+    path = Path(name)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise TraceError(f"cannot read the trace {name!r}: {error.strerror}; {SHAREGPT_LIKE!r} is built in") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{name}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    rows = _read_json(name, text) if text.lstrip().startswith("[") else _read_csv(name, text)
+    lengths: list[Lengths] = []
+    dropped: Counter[str] = Counter()
+    for row in rows:
+        if isinstance(row, Lengths):
+            lengths.append(row)
+        else:
+            dropped[row] += 1
+    if not lengths:
+        raise TraceError(f"{name}: no usable row; left out: {dict(dropped) or 'the file is empty'}")
+    return Trace(name, tuple(lengths), len(lengths) + dropped.total(), dropped)
+
+
+def sharegpt_like(count: int = 20_000, seed: int = 0) -> Trace:
+    """Make a trace with lengths like ShareGPT's: drawn from the stated fit, at most 8,192 tokens together."""
+    rng = random.Random(f"{seed}:{SHAREGPT_LIKE}")
+    lengths: list[Lengths] = []
+    while len(lengths) < count:
+        prompt, output = (1 + int(rng.betavariate(a, b) * (top - 1)) for a, b, top in (_PROMPT_FIT, _OUTPUT_FIT))
+        if output >= 2 and prompt + output <= _PROMPT_FIT[2]:
+            lengths.append(Lengths(prompt, output))
+    return Trace(SHAREGPT_LIKE, tuple(lengths), count)
+
+
+_PROMPT_COLUMNS = ("num_prefill_tokens", "ContextTokens", "Request tokens", "prompt_tokens")
+_OUTPUT_COLUMNS = ("num_decode_tokens", "GeneratedTokens", "Response tokens", "output_tokens")
+
+
+def _read_csv(name: str, text: str) -> Iterator[Lengths | str]:
+    table = csv.DictReader(text.splitlines())
+    columns = table.fieldnames or []
+    prompt = next((c for c in _PROMPT_COLUMNS if c in columns), None)
+    output = next((c for c in _OUTPUT_COLUMNS if c in columns), None)
+    if prompt is None or output is None:
+        raise TraceError(
+            f"{name}: a CSV trace needs a header with one of {', '.join(_PROMPT_COLUMNS)} and one of "
+            f"{', '.join(_OUTPUT_COLUMNS)}; found {', '.join(columns) or 'nothing'}"
+        )
+    for row in table:
+        yield _lengths_or_reason(row[prompt], row[output])
+
+
+def _lengths_or_reason(prompt: str | None, output: str | None) -> Lengths | str:
+    try:
+        p, o = float(prompt or ""), float(output or "")
+        if not (p.is_integer() and o.is_integer()):
+            return "not a whole number"
+    except ValueError:
+        return "not a number"
+    if p < 1 or o < 1:
+        return "empty prompt or output"
+    return Lengths(int(p), int(o))
+
+
+def _read_json(name: str, text: str) -> Iterator[Lengths | str]:
+    """Yield every assistant turn with all that came before it as its prompt, as a chat client sends it."""
+    try:
+        conversations = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{name}: not valid JSON ({error})") from error
+    for conversation in conversations:
+        turns = conversation.get("conversations") if isinstance(conversation, dict) else None
+        if not isinstance(turns, list):
+            yield "no list of turns under 'conversations'"
+            continue
+        history = 0
+        found = False
+        for turn in turns:
+            turn = _loads_if_text(turn)
+            if not isinstance(turn, dict) or not isinstance(turn.get("value"), str):
+                continue
+            size = len(turn["value"]) / _CHARACTERS_PER_TOKEN
+            if turn.get("from") in ("gpt", "assistant", "chatgpt", "bing", "bard") and history >= 1 and size >= 1:
+                found = True
+                yield Lengths(round(history), max(1, round(size)))
+            history += size
+        if not found:
+            yield "no assistant turn with text before it"
+
+
+def _loads_if_text(turn: object) -> object:
+    # Some published ShareGPT files hold each turn as a JSON string.
+    if isinstance(turn, str):
+        try:
+            return json.loads(turn)
+        except ValueError:
+            return None
+    return turn
