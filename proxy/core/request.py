@@ -38,6 +38,8 @@ class Request:
     model: str = ""
     max_tokens: int | None = None
     request_class: RequestClass = RELAXED
+    size_bytes: int = 0
+    """Length of the body, which somebody holds in memory while the request waits."""
 
 
 class Outcome(StrEnum):

@@ -1,0 +1,57 @@
+"""The gate: may this engine be given this prompt now?
+
+Released prompts are beyond our control, so nothing is released before the engine can use it; and an engine that runs
+dry loses throughput, so nothing is held that it could have begun. Between the two lies one engine step of work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from proxy.core.engine import EngineBelief
+
+
+@dataclass(frozen=True, slots=True)
+class GateConfig:
+    """When to release. The defaults need no tuning; they follow from an engine step, not from a load."""
+
+    backlog_factor: float = 1.0
+    """Release while the engine's backlog stays below this many times what it works through until it hears from us."""
+    feedback_seconds: float = 0.005
+    """Delay of the loop: a token on its way here, and a prompt on its way back."""
+    kv_watermark: float = 0.03
+    """Share of the KV cache that stays free for the growth of what runs."""
+    kv_growth_tokens: int = 64
+    """Further tokens of KV cache kept for each sequence; outputs end all the time, so not their whole length."""
+
+    def __post_init__(self) -> None:
+        if self.backlog_factor <= 0 or self.feedback_seconds < 0 or self.kv_growth_tokens < 0:
+            raise ValueError("backlog_factor must be positive, feedback_seconds and kv_growth_tokens not negative")
+        if not 0 <= self.kv_watermark < 1:
+            raise ValueError("kv_watermark lies in [0, 1)")
+
+
+def admits(engine: EngineBelief, prompt_tokens: int, gate: GateConfig, now: float) -> bool:
+    """Whether ``engine`` can be given a prompt of ``prompt_tokens`` at ``now``.
+
+    An engine without work always can: whatever our estimates say, nothing waits for an idle engine.
+    """
+    if not engine.up or (engine.closed_until is not None and now < engine.closed_until):
+        return False
+    if not engine.outstanding:
+        return True
+    return (
+        engine.outstanding < engine.limits.max_num_seqs
+        and engine.backlog < gate.backlog_factor * engine.lead_tokens(gate.feedback_seconds)
+        and _fits_kv(engine, prompt_tokens, gate)
+    )
+
+
+def _fits_kv(engine: EngineBelief, prompt_tokens: int, gate: GateConfig) -> bool:
+    capacity = engine.limits.kv_tokens
+    if capacity is None:
+        return True
+    room = (1 - gate.kv_watermark) * capacity - gate.kv_growth_tokens
+    if prompt_tokens > room:
+        return True  # no engine state would ever let it in: the engine itself has to refuse it, and does so at once
+    return engine.kv_tokens + gate.kv_growth_tokens * engine.outstanding + prompt_tokens <= room

@@ -1,0 +1,71 @@
+"""What the scheduler is told. Every event is a fact; what to do about it is the scheduler's affair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from proxy.core.engine import EngineLimits
+from proxy.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A client's request was read completely. ``arrived_at`` is when its first byte came, if that was earlier."""
+
+    request: Request
+    arrived_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokensProduced:
+    """A dispatched request's stream brought ``chunks`` token-bearing chunks in one read.
+
+    The first such event of a request ends its prefill. An unmodified engine gives each running stream one chunk
+    per step, so the count is also how many engine steps have passed for this stream.
+    """
+
+    request_id: str
+    chunks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request is over, however it ended and whether it was waiting or dispatched. Unknown ids are ignored."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotStarted:
+    """An engine provably did not start a dispatched request (refused connection, its own queue limit).
+
+    The request goes back to its old place in the order, and the engine gets nothing for ``back_off_seconds``.
+    """
+
+    request_id: str
+    back_off_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineUp:
+    """An engine may be used from now on, or what is known about it has changed."""
+
+    engine_id: str
+    limits: EngineLimits
+    models: frozenset[str] = frozenset()
+    """Models that it serves; empty while unknown: then it is taken to serve any."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDown:
+    """An engine gets nothing new. Its streams in flight end by their own events."""
+
+    engine_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainStarted:
+    """The proxy is shutting down: whatever waits is refused, and so is whatever comes."""
+
+
+Event = Arrived | TokensProduced | Ended | NotStarted | EngineUp | EngineDown | DrainStarted

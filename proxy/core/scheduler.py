@@ -1,0 +1,280 @@
+"""The scheduler: which prompt enters which engine, and when.
+
+``Scheduler`` owns all mutable state of the core. Its shell tells it what happened (``handle``), does what it answers,
+and calls ``tick`` at ``next_deadline``. Nothing here waits, reads a clock or draws a random number, so one sequence of
+events at given times leads to one sequence of actions, live or simulated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from proxy.core.actions import Action, Dispatch, Reject
+from proxy.core.admission import GateConfig, admits
+from proxy.core.engine import EngineBelief
+from proxy.core.events import Arrived, DrainStarted, Ended, EngineDown, EngineUp, Event, NotStarted, TokensProduced
+from proxy.core.ordering import Ordering, shortest_prompt_first
+from proxy.core.queue import Waiting, WaitingQueue
+from proxy.core.request import RejectReason, Request
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Rules of the queue. All durations are seconds."""
+
+    ordering: Ordering = field(default_factory=lambda: shortest_prompt_first(10.0))
+    gate: GateConfig = GateConfig()
+    max_wait_seconds: float = 60.0
+    """A request that has waited this long goes before all others."""
+    queue_timeout_seconds: float = 300.0
+    """A request that has waited this long is refused."""
+    max_queue_requests: int = 10_000
+    max_queue_bytes: int = 512 << 20
+    """Bodies of waiting requests held in memory."""
+    no_engine_retry_seconds: float = 5.0
+    """What a client is told to wait when no engine is up."""
+
+    def __post_init__(self) -> None:
+        if min(self.max_wait_seconds, self.queue_timeout_seconds, self.no_engine_retry_seconds) <= 0:
+            raise ValueError("durations must be positive")
+        if self.max_queue_requests < 0 or self.max_queue_bytes < 0:
+            raise ValueError("queue limits must not be negative")
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A request from its arrival to its end: waiting while ``engine`` is ``None``, else dispatched to it."""
+
+    waiting: Waiting
+    queue: str
+    engine: EngineBelief | None = None
+
+
+class Scheduler:
+    """See the module's docstring. ``now`` never decreases from call to call."""
+
+    def __init__(self, config: SchedulerConfig | None = None) -> None:
+        self.config = config or SchedulerConfig()
+        self._engines: dict[str, EngineBelief] = {}
+        self._entries: dict[str, _Entry] = {}
+        self._queues: dict[str, WaitingQueue] = {}  # by model; an empty queue is removed
+        self._queued_bytes = 0
+        self._queued_tokens = 0
+        self._arrivals = 0
+        self._draining = False
+
+    def __repr__(self) -> str:
+        return f"<Scheduler {self.waiting} waiting, {self.dispatched} dispatched, {len(self._engines)} engines>"
+
+    @property
+    def waiting(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self._queued_bytes
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of all waiting requests."""
+        return self._queued_tokens
+
+    @property
+    def dispatched(self) -> int:
+        return sum(e.outstanding for e in self._engines.values())
+
+    @property
+    def engines(self) -> tuple[EngineBelief, ...]:
+        """What is believed of each engine, in the order of joining. To look at, not to change."""
+        return tuple(self._engines.values())
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take in what happened at ``now`` and return what to do about it, in this order.
+
+        Raises:
+            ValueError: an ``Arrived`` whose request id is in use.
+        """
+        refused: list[Action] = []
+        match event:
+            case TokensProduced(request_id, chunks):
+                entry = self._entries.get(request_id)
+                if entry is None or entry.engine is None or not entry.engine.on_tokens(request_id, chunks, now):
+                    return []  # no step has ended: nothing can have become releasable
+            case Arrived(request, arrived_at):
+                refused = self._enqueue(request, now if arrived_at is None else arrived_at, now)
+            case Ended(request_id):
+                self._forget(request_id)
+            case NotStarted(request_id, back_off_seconds):
+                refused = self._take_back(request_id, now + back_off_seconds)
+            case EngineUp():
+                self._engine_up(event)
+            case EngineDown(engine_id):
+                refused = self._engine_down(engine_id)
+            case DrainStarted():
+                self._draining = True
+                refused = [r for queue in list(self._queues.values()) for r in self._reject_all(queue, RejectReason.DRAINING)]
+            case _:
+                assert_never(event)
+        return refused + self._release(now) if self._queues else refused
+
+    def tick(self, now: float) -> list[Action]:
+        """Do what has become due by ``now``."""
+        for engine in self._engines.values():
+            if engine.closed_until is not None and now >= engine.closed_until:
+                engine.closed_until = None
+        late: list[Action] = []
+        for queue in list(self._queues.values()):
+            while queue and now >= queue.oldest.arrived_at + self.config.queue_timeout_seconds:
+                late.append(self._reject(queue.oldest, RejectReason.QUEUE_TIMEOUT))
+        return late + self._release(now)
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` has something to do even if nothing happens before; ``None`` if never."""
+        if not self._queues:
+            return None
+        oldest = min(queue.oldest.arrived_at for queue in self._queues.values())
+        reopenings = [e.closed_until for e in self._engines.values() if e.closed_until is not None]
+        return min([oldest + self.config.queue_timeout_seconds, *reopenings])
+
+    # -- what happened --
+
+    def _enqueue(self, request: Request, arrived_at: float, now: float) -> list[Action]:
+        if request.id in self._entries:
+            raise ValueError(f"request id {request.id!r} is in use")
+        if (reason := self._why_refuse(request, now)) is not None:
+            return [Reject(request.id, reason, self._retry_after(reason))]
+        self._arrivals += 1
+        key = self.config.ordering(max(1, request.prompt_tokens), arrived_at)
+        waiting = Waiting(request, arrived_at, key, self._arrivals)
+        # Models that no engine lists by name share one queue, so that clients cannot make queues at will.
+        listed = any(request.model in e.models for e in self._engines.values())
+        self._entries[request.id] = _Entry(waiting, request.model if listed else "")
+        self._push(waiting)
+        return []
+
+    def _why_refuse(self, request: Request, now: float) -> RejectReason | None:
+        if self._draining:
+            return RejectReason.DRAINING
+        if not any(e.serves(request.model) for e in self._engines.values()):
+            return RejectReason.UNKNOWN_MODEL if self._engines else RejectReason.NO_ENGINE
+        if not any(e.up and e.serves(request.model) for e in self._engines.values()):
+            return RejectReason.NO_ENGINE
+        config = self.config
+        if (
+            self.waiting < config.max_queue_requests
+            and self._queued_bytes + request.size_bytes <= config.max_queue_bytes
+        ):
+            return None
+        # A full queue does not matter to a request that need not wait.
+        starts_now = not self.waiting and self._place(request, now) is not None
+        return None if starts_now else RejectReason.QUEUE_FULL
+
+    def _take_back(self, request_id: str, closed_until: float) -> list[Action]:
+        entry = self._entries.get(request_id)
+        if entry is None or entry.engine is None:
+            return []
+        engine, entry.engine = entry.engine, None
+        engine.end(request_id)
+        engine.closed_until = max(closed_until, engine.closed_until or 0.0)
+        self._push(entry.waiting)
+        if self._draining:
+            return [self._reject(entry.waiting, RejectReason.DRAINING)]
+        if not any(e.up and e.serves(entry.waiting.request.model) for e in self._engines.values()):
+            return [self._reject(entry.waiting, RejectReason.NO_ENGINE)]
+        return []
+
+    def _engine_up(self, event: EngineUp) -> None:
+        engine = self._engines.get(event.engine_id)
+        if engine is None:
+            engine = EngineBelief(event.engine_id, event.limits, event.models, len(self._engines))
+            self._engines[event.engine_id] = engine
+        engine.limits, engine.models, engine.up = event.limits, event.models, True
+
+    def _engine_down(self, engine_id: str) -> list[Action]:
+        if (engine := self._engines.get(engine_id)) is not None:
+            engine.up = False
+        return [
+            refusal
+            for model, queue in list(self._queues.items())
+            if not any(e.up and e.serves(model) for e in self._engines.values())
+            for refusal in self._reject_all(queue, RejectReason.NO_ENGINE)
+        ]
+
+    # -- what to do --
+
+    def _release(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        released = True
+        while released:
+            released = False
+            # One model is the usual case; with several, a head that finds no place must not block another's.
+            for waiting in sorted((q.head(now) for q in self._queues.values()), key=lambda w: (w.key, w.number)):
+                engine = self._place(waiting.request, now)
+                if engine is not None:
+                    self._pop(waiting)
+                    self._entries[waiting.request.id].engine = engine
+                    engine.release(waiting.request.id, waiting.request.prompt_tokens, now)
+                    actions.append(Dispatch(waiting.request.id, engine.id))
+                    released = True
+                    break
+        return actions
+
+    def _place(self, request: Request, now: float) -> EngineBelief | None:
+        """The engine that would begin the request soonest among those whose gate is open; ``None`` if all are shut."""
+        tokens, gate = request.prompt_tokens, self.config.gate
+        return min(
+            (e for e in self._engines.values() if e.serves(request.model) and admits(e, tokens, gate, now)),
+            key=lambda e: (e.estimated_wait_seconds(tokens), e.outstanding, e.number),
+            default=None,
+        )
+
+    def _reject_all(self, queue: WaitingQueue, reason: RejectReason) -> list[Action]:
+        refusals: list[Action] = []
+        while queue:
+            refusals.append(self._reject(queue.oldest, reason))
+        return refusals
+
+    def _reject(self, waiting: Waiting, reason: RejectReason) -> Reject:
+        refusal = Reject(waiting.request.id, reason, self._retry_after(reason))
+        self._forget(waiting.request.id)
+        return refusal
+
+    def _retry_after(self, reason: RejectReason) -> float | None:
+        if reason in (RejectReason.NO_ENGINE, RejectReason.DRAINING):
+            return self.config.no_engine_retry_seconds
+        if reason not in (RejectReason.QUEUE_FULL, RejectReason.QUEUE_TIMEOUT):
+            return None
+        # The time in which the engines prefill all that waits, if they do nothing else.
+        tokens_per_second = sum(e.prefill_budget / e.step_seconds for e in self._engines.values() if e.up)
+        return min(60.0, max(1.0, self._queued_tokens / max(tokens_per_second, 1.0)))
+
+    # -- the account of what waits --
+
+    def _push(self, waiting: Waiting) -> None:
+        name = self._entries[waiting.request.id].queue
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = WaitingQueue(self.config.max_wait_seconds)
+        queue.push(waiting)
+        self._queued_bytes += waiting.request.size_bytes
+        self._queued_tokens += waiting.request.prompt_tokens
+
+    def _pop(self, waiting: Waiting) -> None:
+        name = self._entries[waiting.request.id].queue
+        queue = self._queues[name]
+        queue.remove(waiting)
+        if not queue:
+            del self._queues[name]
+        self._queued_bytes -= waiting.request.size_bytes
+        self._queued_tokens -= waiting.request.prompt_tokens
+
+    def _forget(self, request_id: str) -> None:
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return
+        if entry.engine is None:
+            self._pop(entry.waiting)
+        else:
+            entry.engine.end(request_id)
+        del self._entries[request_id]

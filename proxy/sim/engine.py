@@ -1,0 +1,219 @@
+"""A simulated vLLM engine: continuous batching as vLLM V1's scheduler does it, without the GPU.
+
+Each step serves the running sequences in the order of their admission, decodes one token each and prefills in
+chunks, all within one token budget; what is left of the budget admits waiting prompts first come, first served.
+A sequence that finds no free KV block preempts the youngest running one, which starts over (recompute). Pure: the
+caller owns the clock, and both faces of the simulator (virtual time, HTTP) drive this one class.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from proxy.sim.profiles import PROFILES, Profile
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What ``vllm serve`` is started with."""
+
+    profile: Profile = PROFILES["rtx6000ada"]
+    token_budget: int = 512
+    """``--max-num-batched-tokens``. 512 is the largest power of two that holds 100 ms steps on an RTX 6000 Ada."""
+    max_num_seqs: int = 128
+    block_size: int = 16
+    watermark: float = 0.0
+    """Share of the KV blocks that admission leaves free (``--watermark``)."""
+
+    def __post_init__(self) -> None:
+        if min(self.token_budget, self.max_num_seqs, self.block_size) < 1 or not 0 <= self.watermark < 1:
+            raise ValueError("budget, sequences and block size are at least 1, the watermark lies in [0, 1)")
+        if self.token_budget < self.max_num_seqs:
+            raise ValueError("the token budget must hold one token of every sequence")
+
+    @property
+    def blocks(self) -> int:
+        return self.profile.kv_tokens // self.block_size
+
+
+class Produced(NamedTuple):
+    """One token of one sequence, made by the step that just ended."""
+
+    sequence_id: str
+    finished: bool
+
+
+class _Sequence:
+    __slots__ = ("alive", "blocks", "computed", "decoding", "id", "known", "left")
+
+    def __init__(self, sequence_id: str, prompt_tokens: int, output_tokens: int) -> None:
+        self.id = sequence_id
+        self.known = prompt_tokens  # prompt and tokens made so far
+        self.computed = 0  # of these, how many have their keys and values in the cache
+        self.left = output_tokens  # tokens still to make
+        self.blocks = 0
+        self.decoding = False  # its prefill is done; false again after a preemption
+        self.alive = True
+
+
+class SimulatedEngine:
+    """One engine; see the module's docstring. ``start_step`` and ``finish_step`` alternate."""
+
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        self.config = config or EngineConfig()
+        self.preemptions = 0
+        self.steps = 0
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self._waiting: deque[_Sequence] = deque()
+        self._running: dict[str, _Sequence] = {}  # in order of admission
+        self._sequences: dict[str, _Sequence] = {}
+        self._free_blocks = self.config.blocks
+        self._batch: list[tuple[_Sequence, int]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<SimulatedEngine running={self.running} waiting={self.waiting} kv={self.kv_tokens_used}>"
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._sequences) - len(self._running)
+
+    @property
+    def kv_tokens_used(self) -> int:
+        """Tokens in allocated blocks; a block counts whole."""
+        return (self.config.blocks - self._free_blocks) * self.config.block_size
+
+    def add(self, sequence_id: str, prompt_tokens: int, output_tokens: int) -> None:
+        """Queue a prompt.
+
+        Raises:
+            ValueError: the id is in use, a length is below one, or the whole sequence can never fit the KV cache.
+        """
+        if sequence_id in self._sequences:
+            raise ValueError(f"sequence {sequence_id!r} exists already")
+        if prompt_tokens < 1 or output_tokens < 1:
+            raise ValueError("a prompt and an output have at least one token")
+        if prompt_tokens + output_tokens > self.config.blocks * self.config.block_size:
+            raise ValueError(f"{prompt_tokens + output_tokens} tokens never fit into {self.config.profile.kv_tokens}")
+        sequence = _Sequence(sequence_id, prompt_tokens, output_tokens)
+        self._sequences[sequence_id] = sequence
+        self._waiting.append(sequence)
+
+    def abort(self, sequence_id: str) -> None:
+        """Drop a sequence at once; its share of a step under way is lost. An unknown id is ignored."""
+        sequence = self._sequences.pop(sequence_id, None)
+        if sequence is None:
+            return
+        if self._running.pop(sequence_id, None) is None:
+            self._waiting.remove(sequence)
+        self._release(sequence)
+
+    def start_step(self) -> float | None:
+        """Choose the next batch and return the seconds that it takes; ``None`` when there is nothing to run."""
+        if self._batch is not None:
+            raise RuntimeError("the last step has not been finished")
+        config = self.config
+        budget, block_size = config.token_budget, config.block_size
+        batch: list[tuple[_Sequence, int]] = []
+        preempted = False
+        decodes = kv_tokens = prefill_tokens = 0
+        attention = 0.0
+
+        for sequence in tuple(self._running.values()):
+            if not budget:
+                break
+            if sequence.id not in self._running:  # preempted by one before it
+                continue
+            tokens = min(sequence.known - sequence.computed, budget)
+            need = -(-(sequence.computed + tokens) // block_size) - sequence.blocks
+            while need > self._free_blocks and sequence.id in self._running:
+                self._preempt_youngest()
+                preempted = True
+            if sequence.id not in self._running:
+                break  # it was the youngest itself: nothing behind it is left
+            sequence.blocks += need
+            self._free_blocks -= need
+            budget -= tokens
+            batch.append((sequence, tokens))
+            if sequence.decoding:
+                decodes += 1
+                kv_tokens += sequence.computed
+            else:
+                prefill_tokens += tokens
+                attention += tokens * (sequence.computed + tokens / 2)
+
+        reserve = int(config.watermark * config.blocks)
+        while budget and self._waiting and not preempted and len(self._running) < config.max_num_seqs:
+            sequence = self._waiting[0]
+            # The whole prompt must fit before its first chunk is taken in (vLLM's scheduler_reserve_full_isl).
+            spare = self._free_blocks - (reserve if self._running else 0)
+            if -(-sequence.known // block_size) > spare:
+                break
+            self._waiting.popleft()
+            self._running[sequence.id] = sequence
+            tokens = min(sequence.known, budget)
+            need = -(-tokens // block_size)
+            sequence.blocks = need
+            self._free_blocks -= need
+            budget -= tokens
+            batch.append((sequence, tokens))
+            prefill_tokens += tokens
+            attention += tokens * tokens / 2
+
+        if not batch:
+            return None
+        self._batch = batch
+        self.steps += 1
+        return config.profile.step.seconds(
+            prefill_tokens=prefill_tokens,
+            sequences=len(batch),
+            decodes=decodes,
+            kv_tokens=kv_tokens,
+            attention=attention,
+        )
+
+    def finish_step(self) -> list[Produced]:
+        """End the step begun last and return the tokens that it made, in batch order."""
+        if self._batch is None:
+            raise RuntimeError("no step was started")
+        batch, self._batch = self._batch, None
+        produced: list[Produced] = []
+        for sequence, tokens in batch:
+            if not sequence.alive:
+                continue
+            sequence.computed += tokens
+            if not sequence.decoding:
+                self.prompt_tokens += tokens
+            if sequence.computed < sequence.known:
+                continue
+            sequence.decoding = True
+            sequence.known += 1
+            sequence.left -= 1
+            if sequence.left:
+                produced.append(Produced(sequence.id, finished=False))
+            else:
+                produced.append(Produced(sequence.id, finished=True))
+                del self._sequences[sequence.id], self._running[sequence.id]
+                self._release(sequence)
+        self.generation_tokens += len(produced)
+        return produced
+
+    def _preempt_youngest(self) -> None:
+        sequence_id, sequence = self._running.popitem()
+        assert self._sequences[sequence_id] is sequence
+        self._free_blocks += sequence.blocks
+        sequence.blocks = sequence.computed = 0
+        sequence.decoding = False
+        self._waiting.appendleft(sequence)
+        self.preemptions += 1
+
+    def _release(self, sequence: _Sequence) -> None:
+        self._free_blocks += sequence.blocks
+        sequence.blocks = 0
+        sequence.alive = False

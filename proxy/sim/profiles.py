@@ -1,0 +1,71 @@
+"""Profiles: how long one engine step takes on a given GPU, and what fits into its memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """Duration of one engine step, as a smooth roofline over the tokens in it.
+
+    ``t_ms = host + host_per_sequence * n + (floor**p + (per_token * m)**p)**(1/p)
+           + per_decode * D + per_kv_token * KV + per_attention * QA``
+
+    with ``n`` sequences in the step, ``m`` prompt and decode tokens together, ``D`` decodes, ``KV`` the summed
+    context of those decodes, and ``QA`` the sum over prefill chunks of ``length * (tokens before it + length / 2)``.
+    ``floor`` is the time to read the weights, ``per_token`` the cost of a token once the GPU is compute bound.
+    All coefficients are milliseconds.
+    """
+
+    host: float
+    host_per_sequence: float
+    floor: float
+    per_token: float
+    p: float
+    per_decode: float
+    per_kv_token: float
+    per_attention: float
+
+    def seconds(self, *, prefill_tokens: int, sequences: int, decodes: int, kv_tokens: int, attention: float) -> float:
+        """Return the duration of a step in seconds."""
+        roofline = (self.floor**self.p + (self.per_token * (prefill_tokens + decodes)) ** self.p) ** (1 / self.p)
+        return 1e-3 * (
+            self.host
+            + self.host_per_sequence * sequences
+            + roofline
+            + self.per_decode * decodes
+            + self.per_kv_token * kv_tokens
+            + self.per_attention * attention
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A GPU with Mistral-7B in 16 bits on it. ``kv_tokens``: how many tokens' keys and values fit beside the weights."""
+
+    name: str
+    step: StepModel
+    kv_tokens: int
+    source: str
+
+
+_VLLM_HOST = (0.4, 0.037)
+"""Milliseconds per step and per sequence: the gap between kernel time and public vLLM measurements on an H100."""
+
+_KERNELS = "smooth-roofline fit to measured GPU kernels (aiconfigurator tables), plus vLLM's host cost"
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile(
+            "rtx6000ada",
+            StepModel(0.0, 0.0, 22.24, 0.0989, 2.62, 0.05, 1.71e-4, 2.6e-6),
+            235_728,
+            "prefill steps of the SLAI paper's budget experiment (±6 % on 7 points); KV capacity from the paper's code",
+        ),
+        Profile("a100", StepModel(3.586 + _VLLM_HOST[0], _VLLM_HOST[1], 7.255, 0.05614, 1.90, 0.0055, 8.512e-5, 2.54e-6), 420_000, _KERNELS),
+        Profile("h100", StepModel(_VLLM_HOST[0], _VLLM_HOST[1], 6.436, 0.0198, 1.63, 0.0033, 4.248e-5, 6.18e-7), 420_000, _KERNELS),
+        Profile("l40s", StepModel(_VLLM_HOST[0], _VLLM_HOST[1], 22.48, 0.05741, 2.05, 0.0094, 1.895e-4, 2.57e-6), 235_728, _KERNELS),
+    )
+}

@@ -1,0 +1,219 @@
+"""Discrete-event simulation: simulated engines in virtual time, with the proxy's own scheduler in front or without it.
+
+The scheduler that runs here is the one that runs in the live proxy, and it sees what the live proxy sees: tokens one
+network delay after the step that made them. Times are whole microseconds, so that the live shell on a virtual clock
+takes the very same decisions.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxy.core.actions import Action, Dispatch, Reject
+from proxy.core.engine import EngineLimits
+from proxy.core.events import Arrived, Ended, EngineUp, Event, TokensProduced
+from proxy.core.request import Request
+from proxy.core.scheduler import Scheduler, SchedulerConfig
+from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
+from proxy.sim.records import RequestRecord
+from proxy.sim.workload import ScheduledRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationConfig:
+    """What stands behind the proxy, and how far away."""
+
+    engine: EngineConfig = EngineConfig()
+    engines: int = 1
+    network_seconds: float = 0.001
+    """One-way delay between an engine and whoever talks to it: the proxy, or the clients where there is none."""
+
+
+@dataclass(slots=True)
+class SimulationResult:
+    """What came of a run."""
+
+    records: list[RequestRecord]
+    preemptions: int
+    steps: int
+    starved_steps: int
+    """Steps without prompt tokens although a request waited in the proxy and the engine had slots and KV for it."""
+    engine_queue_seconds: list[float] = field(default_factory=list)
+
+
+def microseconds(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def limits_of(config: EngineConfig) -> EngineLimits:
+    """The limits that a proxy would be configured with for such an engine."""
+    return EngineLimits(config.token_budget, config.max_num_seqs, config.blocks * config.block_size)
+
+
+class _Clock:
+    """Virtual time and what is still to happen in it; equal times happen in the order of their scheduling."""
+
+    def __init__(self) -> None:
+        self.now_us = 0
+        self._events: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._number = 0
+
+    @property
+    def now(self) -> float:
+        return self.now_us / 1e6
+
+    def at(self, when_us: int, call: Callable[..., None], *args: Any) -> None:
+        self._number += 1
+        heapq.heappush(self._events, (when_us, self._number, call, args))
+
+    def run(self) -> None:
+        events = self._events
+        while events:
+            self.now_us, _, call, args = heapq.heappop(events)
+            call(*args)
+
+
+class _Engine:
+    """A simulated engine on the virtual clock."""
+
+    def __init__(
+        self, clock: _Clock, config: SimulationConfig, deliver: Callable[[list[Produced]], None]
+    ) -> None:
+        self.model = SimulatedEngine(config.engine)
+        self._clock = clock
+        self._network_us = microseconds(config.network_seconds)
+        self._deliver = deliver
+        self._busy = False
+
+    def send(self, request_id: str, prompt_tokens: int, output_tokens: int) -> None:
+        self._clock.at(
+            self._clock.now_us + self._network_us, self._receive, request_id, prompt_tokens, output_tokens
+        )
+
+    def _receive(self, request_id: str, prompt_tokens: int, output_tokens: int) -> None:
+        self.model.add(request_id, prompt_tokens, output_tokens)
+        if not self._busy:
+            self._step()
+
+    def _step(self) -> None:
+        seconds = self.model.start_step()
+        self._busy = seconds is not None
+        if seconds is not None:
+            self._clock.at(self._clock.now_us + microseconds(seconds), self._end_step)
+
+    def _end_step(self) -> None:
+        produced = self.model.finish_step()
+        if produced:
+            self._clock.at(self._clock.now_us + self._network_us, self._deliver, produced)
+        self._step()
+
+
+class _Run:
+    """One simulation; with a scheduler the requests go through it, without one straight to the engines in turn."""
+
+    def __init__(
+        self,
+        workload: Sequence[ScheduledRequest],
+        config: SimulationConfig,
+        scheduler: Scheduler | None,
+        on_action: Callable[[Action, float], None] | None,
+    ) -> None:
+        self.clock = _Clock()
+        self.records = {str(r.index): RequestRecord(r) for r in workload}
+        self.engines = {f"engine-{i}": _Engine(self.clock, config, self._deliver) for i in range(config.engines)}
+        self._scheduler = scheduler
+        self._on_action = on_action
+        self._deadline_us: int | None = None
+        for request in workload:
+            self.clock.at(microseconds(request.at_seconds), self._arrive, request)
+        if scheduler is not None:
+            limits = limits_of(config.engine)
+            for engine_id in self.engines:
+                self._perform(scheduler.handle(EngineUp(engine_id, limits), 0.0))
+
+    def _arrive(self, request: ScheduledRequest) -> None:
+        request_id = str(request.index)
+        self.records[request_id].sent_at = self.clock.now
+        if self._scheduler is None:
+            turn = list(self.engines.values())[request.index % len(self.engines)]
+            turn.send(request_id, request.prompt_tokens, request.output_tokens)
+        else:
+            self._feed(Arrived(as_core_request(request)))
+
+    def _deliver(self, produced: list[Produced]) -> None:
+        now = self.clock.now
+        for request_id, finished in produced:
+            record = self.records[request_id]
+            record.on_tokens(now)
+            if finished:
+                record.finished_at = now
+            if self._scheduler is not None:
+                if actions := self._scheduler.handle(TokensProduced(request_id), now):
+                    self._perform(actions)
+                if finished:
+                    self._feed(Ended(request_id))
+
+    def _feed(self, event: Event) -> None:
+        assert self._scheduler is not None
+        self._perform(self._scheduler.handle(event, self.clock.now))
+
+    def _perform(self, actions: list[Action]) -> None:
+        assert self._scheduler is not None
+        for action in actions:
+            if self._on_action is not None:
+                self._on_action(action, self.clock.now)
+            match action:
+                case Dispatch(request_id, engine_id):
+                    request = self.records[request_id].request
+                    self.engines[engine_id].send(request_id, request.prompt_tokens, request.output_tokens)
+                case Reject(request_id, reason, _):
+                    record = self.records[request_id]
+                    record.error, record.finished_at = str(reason), self.clock.now
+        self._arm()
+
+    def _arm(self) -> None:
+        assert self._scheduler is not None
+        deadline = self._scheduler.next_deadline()
+        if deadline is None:
+            return
+        when_us = max(self.clock.now_us, microseconds(deadline))
+        if self._deadline_us is None or when_us < self._deadline_us:
+            self._deadline_us = when_us
+            self.clock.at(when_us, self._tick)
+
+    def _tick(self) -> None:
+        assert self._scheduler is not None
+        self._deadline_us = None
+        self._perform(self._scheduler.tick(self.clock.now))
+
+
+def as_core_request(request: ScheduledRequest) -> Request:
+    """The request as the scheduler is told of it."""
+    return Request(
+        str(request.index),
+        request.prompt_tokens,
+        max_tokens=request.output_tokens,
+        request_class=request.request_class,
+    )
+
+
+def simulate(
+    workload: Sequence[ScheduledRequest],
+    config: SimulationConfig,
+    scheduler_config: SchedulerConfig | None,
+    on_action: Callable[[Action, float], None] | None = None,
+) -> SimulationResult:
+    """Run ``workload`` to its end in virtual time and return what happened.
+
+    ``scheduler_config`` is the proxy's; with ``None`` there is no proxy and requests go to the engines round robin.
+    """
+    scheduler = None if scheduler_config is None else Scheduler(scheduler_config)
+    run = _Run(workload, config, scheduler, on_action)
+    run.clock.run()
+    models = [engine.model for engine in run.engines.values()]
+    return SimulationResult(
+        list(run.records.values()), sum(m.preemptions for m in models), sum(m.steps for m in models), 0
+    )
