@@ -33,6 +33,8 @@ class Ended:
     """A request is over, however it ended and whether it was waiting or dispatched. Unknown ids are ignored."""
 
     request_id: str
+    tokens: int | None = None
+    """Length of an answer that came in one piece: it tells how fast the engine stepped, as no stream did."""
 
 
 @dataclass(frozen=True, slots=True)

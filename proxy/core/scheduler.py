@@ -8,6 +8,7 @@ events at given times leads to one sequence of actions, live or simulated.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import ceil
 from typing import assert_never
 
 from proxy.core.actions import Action, Dispatch, Reject
@@ -103,10 +104,10 @@ class Scheduler:
                     return []  # no step has ended: nothing can have become releasable
             case Arrived(request, arrived_at):
                 refused = self._enqueue(request, now if arrived_at is None else arrived_at, now)
-            case Ended(request_id):
-                self._forget(request_id)
+            case Ended(request_id, tokens):
+                self._forget(request_id, now, tokens)
             case NotStarted(request_id, back_off_seconds):
-                refused = self._take_back(request_id, now + back_off_seconds)
+                refused = self._take_back(request_id, back_off_seconds, now)
             case EngineUp():
                 self._engine_up(event)
             case EngineDown(engine_id):
@@ -123,6 +124,7 @@ class Scheduler:
         for engine in self._engines.values():
             if engine.closed_until is not None and now >= engine.closed_until:
                 engine.closed_until = None
+            engine.assume_steps(now)
         late: list[Action] = []
         for queue in list(self._queues.values()):
             while queue and now >= queue.oldest.arrived_at + self.config.queue_timeout_seconds:
@@ -130,12 +132,17 @@ class Scheduler:
         return late + self._release(now)
 
     def next_deadline(self) -> float | None:
-        """When ``tick`` has something to do even if nothing happens before; ``None`` if never."""
+        """When ``tick`` has something to do even if nothing happens before; ``None`` if never.
+
+        Rounded up to a whole microsecond: a clock that ticks in these then never calls too early, again and again.
+        """
         if not self._queues:
             return None
         oldest = min(queue.oldest.arrived_at for queue in self._queues.values())
-        reopenings = [e.closed_until for e in self._engines.values() if e.closed_until is not None]
-        return min([oldest + self.config.queue_timeout_seconds, *reopenings])
+        due = [oldest + self.config.queue_timeout_seconds]
+        for engine in self._engines.values():
+            due += (t for t in (engine.closed_until, engine.silent_until()) if t is not None)
+        return ceil(min(due) * 1e6) / 1e6
 
     # -- what happened --
 
@@ -170,13 +177,13 @@ class Scheduler:
         starts_now = not self.waiting and self._place(request, now) is not None
         return None if starts_now else RejectReason.QUEUE_FULL
 
-    def _take_back(self, request_id: str, closed_until: float) -> list[Action]:
+    def _take_back(self, request_id: str, back_off_seconds: float, now: float) -> list[Action]:
         entry = self._entries.get(request_id)
         if entry is None or entry.engine is None:
             return []
         engine, entry.engine = entry.engine, None
-        engine.end(request_id)
-        engine.closed_until = max(closed_until, engine.closed_until or 0.0)
+        engine.end(request_id, now)
+        engine.closed_until = max(now + back_off_seconds, engine.closed_until or 0.0)
         self._push(entry.waiting)
         if self._draining:
             return [self._reject(entry.waiting, RejectReason.DRAINING)]
@@ -237,7 +244,8 @@ class Scheduler:
 
     def _reject(self, waiting: Waiting, reason: RejectReason) -> Reject:
         refusal = Reject(waiting.request.id, reason, self._retry_after(reason))
-        self._forget(waiting.request.id)
+        self._pop(waiting)
+        del self._entries[waiting.request.id]
         return refusal
 
     def _retry_after(self, reason: RejectReason) -> float | None:
@@ -269,12 +277,12 @@ class Scheduler:
         self._queued_bytes -= waiting.request.size_bytes
         self._queued_tokens -= waiting.request.prompt_tokens
 
-    def _forget(self, request_id: str) -> None:
+    def _forget(self, request_id: str, now: float, tokens: int | None) -> None:
         entry = self._entries.get(request_id)
         if entry is None:
             return
         if entry.engine is None:
             self._pop(entry.waiting)
         else:
-            entry.engine.end(request_id)
+            entry.engine.end(request_id, now, tokens)
         del self._entries[request_id]

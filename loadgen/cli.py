@@ -1,0 +1,254 @@
+"""``slai-loadgen``: load for OpenAI-compatible servers, and figures to judge them by."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import secrets
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from loadgen.arguments import parse_arguments
+from loadgen.progress import open_display
+from loadgen.report import (
+    SCHEMA_VERSION,
+    Document,
+    build_document,
+    comparison_table,
+    remarks,
+    run_tables,
+    same_workload,
+    show,
+)
+from loadgen.runner import NotReadyError, run_workload, wait_until_ready
+from proxy import __version__
+from proxy.sim.workload import (
+    PAPER_CLASSES,
+    SHAREGPT_LIKE,
+    ClassShare,
+    ScheduledRequest,
+    Trace,
+    TraceError,
+    draw_workload,
+    load_trace,
+)
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+_FINE, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
+
+
+class UsageError(Exception):
+    """The command line asks for something that cannot be done; the message is for the user."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv`` and return the exit status."""
+    try:
+        args = parse_arguments(argv)
+    except SystemExit as stop:  # --help, or a usage error that has been told already.
+        return stop.code if isinstance(stop.code, int) else _USAGE
+    try:
+        if args.command == "compare":
+            return _compare(args.a, args.b)
+        return asyncio.run(run_command(args))
+    except (UsageError, TraceError) as error:
+        print(f"slai-loadgen: {error}", file=sys.stderr)
+        return _USAGE
+    except NotReadyError as error:
+        print(f"slai-loadgen: {error}", file=sys.stderr)
+        return _FAILED
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+async def run_command(args: argparse.Namespace) -> int:
+    """Carry out ``slai-loadgen run`` and return the exit status."""
+    trace, workload, clipped = _plan(args)
+    described = _describe(trace)
+    _check_output(args.json)
+    notes = Console(stderr=True)
+    if trace.dropped:
+        reasons = ", ".join(f"{n} x {reason}" for reason, n in trace.dropped.most_common())
+        print(f"{trace.name}: {trace.dropped.total()} of {trace.rows_read} rows left out: {reasons}", file=sys.stderr)
+    model = await wait_until_ready(
+        args.url,
+        patience_seconds=args.wait,
+        model=args.model,
+        on_wait=lambda reason: print(f"waiting up to {args.wait:g} s for {reason}", file=sys.stderr),
+    )
+    nonce = secrets.randbits(53)  # As large as any JSON reader holds exactly.
+    _allow_many_sockets()
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    try:
+        with open_display(notes) as display:
+            records = await run_workload(
+                workload,
+                args.url,
+                model=model,
+                api=args.api,
+                time_scale=args.time_scale,
+                timeout_seconds=args.timeout,
+                nonce=nonce,
+                progress=display,
+                stop=stop,
+            )
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+    document = build_document(
+        records,
+        planned=len(workload),
+        config=_config(args, model, nonce),
+        trace=described,
+        clipped=clipped,
+        interrupted=stop.is_set(),
+    )
+    _publish(document, args.json)
+    if stop.is_set():
+        return _INTERRUPTED
+    return _FINE if document["valid"] else _FAILED
+
+
+def _plan(args: argparse.Namespace) -> tuple[Trace, list[ScheduledRequest], int]:
+    """Return the trace, the requests to send, and how many of them had a length clipped."""
+    classes: list[ClassShare] = args.classes or list(PAPER_CLASSES)
+    if len({c.request_class.name for c in classes}) < len(classes):
+        raise UsageError("--class: two classes have the same name")
+    trace = load_trace(args.trace)
+    try:
+        drawn = draw_workload(trace, rate=args.rate, requests=args.requests, seed=args.seed, classes=classes)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    scaled = [
+        replace(
+            request,
+            prompt_tokens=max(1, round(request.prompt_tokens * args.scale_lengths)),
+            output_tokens=max(1, round(request.output_tokens * args.scale_lengths)),
+        )
+        for request in drawn
+    ]
+    clipped = [
+        replace(
+            request,
+            prompt_tokens=min(request.prompt_tokens, args.max_prompt_tokens or request.prompt_tokens),
+            output_tokens=min(request.output_tokens, args.max_output_tokens or request.output_tokens),
+        )
+        for request in scaled
+    ]
+    return trace, clipped, sum(before != after for before, after in zip(scaled, clipped, strict=True))
+
+
+def _config(args: argparse.Namespace, model: str, nonce: int) -> dict[str, Any]:
+    classes: Sequence[ClassShare] = args.classes or PAPER_CLASSES
+    return {
+        "version": __version__,
+        "urls": args.url,
+        "model": model,
+        "api": args.api,
+        "rate": args.rate,
+        "requests": args.requests,
+        "seed": args.seed,
+        "classes": [
+            {
+                "name": c.request_class.name,
+                "share": c.share,
+                "ttft_s": c.request_class.ttft_seconds,
+                "tbt_s": c.request_class.tbt_seconds,
+            }
+            for c in classes
+        ],
+        "max_prompt_tokens": args.max_prompt_tokens,
+        "max_output_tokens": args.max_output_tokens,
+        "scale_lengths": args.scale_lengths,
+        "time_scale": args.time_scale,
+        "timeout_s": args.timeout,
+        "prompt_nonce": nonce,
+    }
+
+
+def _describe(trace: Trace) -> dict[str, Any]:
+    built_in = trace.name == SHAREGPT_LIKE
+    return {
+        "name": trace.name,
+        "rows_read": trace.rows_read,
+        "rows_dropped": dict(trace.dropped),
+        "sha256": None if built_in else hashlib.sha256(Path(trace.name).read_bytes()).hexdigest(),
+    }
+
+
+def _publish(document: Document, target: str | None) -> None:
+    """Print the tables, and write the document to ``target`` where one is given."""
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    console = _console(stderr=target == "-")
+    show(console, run_tables(document))
+    for remark in remarks(document):
+        console.print(remark, markup=False, highlight=False, soft_wrap=True)
+    if target == "-":
+        sys.stdout.write(text)
+    elif target is not None:
+        Path(target).write_text(text, encoding="utf-8")
+
+
+def _compare(first: str, second: str) -> int:
+    a, b = _read_document(first), _read_document(second)
+    names = (Path(first).stem, Path(second).stem)
+    show(_console(), comparison_table(a, b, names if names[0] != names[1] else (first, second)))
+    if not same_workload(a, b):
+        print("The two runs had different workloads; their difference says little.", file=sys.stderr)
+    for name, document in ((first, a), (second, b)):
+        if not document["valid"]:
+            print(f"{name} is not valid: {document['invalid_reason']}.", file=sys.stderr)
+    return _FINE if a["valid"] and b["valid"] else _FAILED
+
+
+def _read_document(name: str) -> Document:
+    try:
+        document = json.loads(Path(name).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"{name}: not JSON ({error})") from error
+    parts = {"config", "trace", "counts", "metrics", "valid", "invalid_reason"}
+    known = isinstance(document, dict) and document.get("schema_version") == SCHEMA_VERSION
+    if not known or not parts <= document.keys():
+        raise UsageError(f"{name}: not a report of slai-loadgen run --json")
+    found: Document = document
+    return found
+
+
+def _console(*, stderr: bool = False) -> Console:
+    console = Console(stderr=stderr)
+    # A pipe has no width; rich would take 80 columns and cut the tables.
+    return console if console.is_terminal else Console(stderr=stderr, width=160)
+
+
+def _check_output(target: str | None) -> None:
+    """Find out before a long run, not after it, that its report cannot be written."""
+    if target in (None, "-"):
+        return
+    path = Path(target)
+    if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise UsageError(f"--json: cannot write to {target}")
+
+
+def _allow_many_sockets() -> None:
+    # An overloaded server leaves thousands of streams open at once; the usual soft limit is 1,024.
+    with suppress(ImportError, ValueError, OSError):
+        import resource  # noqa: PLC0415 - not on Windows
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

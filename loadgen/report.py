@@ -1,0 +1,210 @@
+"""What a run leaves behind: one JSON document, and tables drawn from such documents."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+
+from proxy.sim.records import quantiles, summarise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from proxy.sim.records import RequestRecord
+
+SCHEMA_VERSION = 1
+
+Document = dict[str, Any]
+"""The report of one run as it goes to JSON; times in seconds of the run's own time."""
+
+# A sender late by less changes no figure that anyone reads.
+_TOLERATED_DELAY_SECONDS = 0.010
+_TOLERATED_SHARE_OF_TTFT = 0.1
+
+
+def build_document(
+    records: Sequence[RequestRecord],
+    *,
+    planned: int,
+    config: Mapping[str, Any],
+    trace: Mapping[str, Any],
+    clipped: int = 0,
+    interrupted: bool = False,
+) -> Document:
+    """Describe a run of ``planned`` requests, of which ``records`` were sent and ``clipped`` had a length cut."""
+    metrics = summarise(records)
+    delay = quantiles((r.sent_at - r.request.at_seconds for r in records if r.sent_at is not None), 50, 99)
+    short = sum(r.completed and r.tokens != r.request.output_tokens for r in records)
+    reason = _why_invalid(metrics, delay["p99"], interrupted=interrupted)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "config": dict(config),
+        "trace": dict(trace),
+        "counts": {
+            "planned": planned,
+            "sent": len(records),
+            "completed": metrics["completed"],
+            "failed": len(records) - metrics["completed"],
+            "short_outputs": short,
+            "clipped": clipped,
+            "by_class": Counter(r.request.request_class.name for r in records),
+        },
+        "metrics": metrics,
+        "schedule_delay_s": delay,
+        "interrupted": interrupted,
+        "valid": reason is None,
+        "invalid_reason": reason,
+    }
+
+
+def _why_invalid(metrics: Mapping[str, Any], delay: float | None, *, interrupted: bool) -> str | None:
+    if interrupted:
+        return "interrupted before its end"
+    if not metrics["completed"]:
+        return "nothing completed"
+    # TTFT counts from the intended time, so a late client makes every server look equally slow.
+    limit = max(_TOLERATED_DELAY_SECONDS, _TOLERATED_SHARE_OF_TTFT * (metrics["ttft_s"]["p50"] or 0.0))
+    if delay is not None and delay > limit:
+        return (
+            f"the client was late: 1 % of the requests left more than {1000 * delay:.0f} ms after their time "
+            f"({1000 * limit:.0f} ms is tolerated); it needs more CPU, or a lower rate or time scale"
+        )
+    return None
+
+
+def run_tables(document: Document) -> Group:
+    """Draw one run: TTFT, then TBT and attainment by class, then the totals."""
+    metrics, counts = document["metrics"], document["counts"]
+    deadlines = {c["name"]: c for c in document["config"].get("classes", [])}
+
+    ttft = _table("TTFT of", "requests", "p50 (s)", "p90 (s)", "p99 (s)")
+    ttft.add_row("all", str(metrics["requests"]), *(_number(metrics["ttft_s"][p]) for p in ("p50", "p90", "p99")))
+    for name, row in metrics["ttft_s_by_class"].items():
+        ttft.add_row(name, str(counts["by_class"][name]), *(_number(row[p]) for p in ("p50", "p90", "p99")))
+    for bucket, row in metrics["ttft_s_by_prompt_tokens"].items():
+        ttft.add_row(f"prompt {bucket}", str(row["requests"]), _number(row["p50"]), "", _number(row["p99"]))
+
+    classes = _table("class", "TBT p50 (ms)", "TBT p99 (ms)", "deadline (ms)", "attainment (%)")
+    for name, row in metrics["tbt_s"].items():
+        deadline = deadlines.get(name, {}).get("tbt_s")
+        figures = (_milli(row["p50"]), _milli(row["p99"]), _milli(deadline))
+        classes.add_row(name, *figures, _percent(metrics["attainment"][name]))
+
+    totals = _table("in all", "unit", "value")
+    for label, unit, value in (
+        ("sent", "requests", f"{counts['sent']:,}"),
+        ("completed", "requests", f"{counts['completed']:,}"),
+        ("failed", "requests", f"{counts['failed']:,}"),
+        ("offered", "req/s", _number(metrics["offered_per_s"])),
+        ("completed", "req/s", _number(metrics["completed_per_s"])),
+        ("output", "tokens/s", _number(metrics["tokens_per_s"], 0)),
+        ("sent late, p99", "ms", _milli(document["schedule_delay_s"]["p99"])),
+    ):
+        totals.add_row(label, unit, value)
+    return Group(ttft, classes, totals)
+
+
+def remarks(document: Document) -> list[str]:
+    """Say in sentences what the reader of a run's figures must know beside them."""
+    counts, errors = document["counts"], document["metrics"]["errors"]
+    found = []
+    if errors:
+        listed = ", ".join(f"{n} x {error}" for error, n in sorted(errors.items(), key=lambda item: -item[1]))
+        found.append(f"Failed: {listed}. A failed request counts as a missed deadline.")
+    if counts["short_outputs"]:
+        found.append(f"{counts['short_outputs']} outputs were not as long as asked for.")
+    if counts["clipped"]:
+        found.append(
+            f"{counts['clipped']} of {counts['planned']} requests had a length over the limit and were clipped."
+        )
+    if not document["valid"]:
+        found.append(f"This run is not valid: {document['invalid_reason']}.")
+    return found
+
+
+def comparison_table(a: Document, b: Document, names: tuple[str, str] = ("a", "b")) -> Table:
+    """Set two runs side by side; the last column is the second over the first."""
+    table = _table("", "unit", *names, f"{names[1]} / {names[0]}")
+    for (label, unit, digits, first), (_, _, _, second) in zip(
+        _figures(a, _labels(a, b)), _figures(b, _labels(a, b)), strict=True
+    ):
+        ratio = f"{second / first:.2f}" if first and second is not None else "-"
+        table.add_row(label, unit, _number(first, digits), _number(second, digits), ratio)
+    return table
+
+
+def same_workload(a: Document, b: Document) -> bool:
+    """Tell whether two runs were sent the same requests at the same times."""
+    keys = ("rate", "requests", "seed", "classes", "max_prompt_tokens", "max_output_tokens", "scale_lengths")
+    return _identity(a["trace"]) == _identity(b["trace"]) and all(
+        a["config"].get(k) == b["config"].get(k) for k in keys
+    )
+
+
+def show(console: Console, *renderables: Group | Table) -> None:
+    """Print tables: with rules on a terminal, plain columns elsewhere."""
+    for renderable in renderables:
+        for table in renderable.renderables if isinstance(renderable, Group) else (renderable,):
+            if isinstance(table, Table) and not console.is_terminal:
+                table.box = None
+            console.print(table)
+            console.print()
+
+
+def _identity(trace: Mapping[str, Any]) -> Any:
+    # The same file may lie at two places.
+    return trace.get("sha256") or trace.get("name")
+
+
+_Labels = tuple[list[str], list[str]]
+
+
+def _labels(a: Document, b: Document) -> _Labels:
+    """Return the classes and the length buckets that occur in either run, in order."""
+    classes, buckets = (
+        dict.fromkeys((*a["metrics"][key], *b["metrics"][key])) for key in ("tbt_s", "ttft_s_by_prompt_tokens")
+    )
+    return sorted(classes), sorted(buckets, key=lambda bucket: int(bucket.rstrip("+").split("-")[0]))
+
+
+def _figures(document: Document, labels: _Labels) -> Iterator[tuple[str, str, int, float | None]]:
+    """Yield label, unit, digits and value of each row of a comparison."""
+    metrics, (classes, buckets) = document["metrics"], labels
+    for p in ("p50", "p90", "p99"):
+        yield f"TTFT {p}", "s", 3, metrics["ttft_s"][p]
+    for bucket in buckets:
+        for p in ("p50", "p99"):
+            yield f"TTFT {p}, prompt {bucket}", "s", 3, metrics["ttft_s_by_prompt_tokens"].get(bucket, {}).get(p)
+    for name in classes:
+        tbt = metrics["tbt_s"].get(name, {}).get("p99")
+        yield f"TBT p99, {name}", "ms", 1, None if tbt is None else 1000 * tbt
+    for name in classes:
+        attained = metrics["attainment"].get(name)
+        yield f"attainment, {name}", "%", 1, None if attained is None else 100 * attained
+    yield "completed", "req/s", 3, metrics["completed_per_s"]
+    yield "output", "tokens/s", 0, metrics["tokens_per_s"]
+    yield "failed", "requests", 0, document["counts"]["failed"]
+
+
+def _table(first: str, *columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="left" if column == "unit" else "right", no_wrap=True)
+    return table
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _milli(value: float | None) -> str:
+    return _number(None if value is None else 1000 * value, 1)
+
+
+def _percent(value: float | None) -> str:
+    return _number(None if value is None else 100 * value, 1)

@@ -1,0 +1,242 @@
+"""The one tree of settings: command-line flags over environment over YAML file over defaults."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    EnvSettingsSource,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from proxy.core.admission import GateConfig
+from proxy.core.engine import EngineLimits
+from proxy.core.ordering import first_come_first_served, shortest_prompt_first
+from proxy.core.request import RequestClass
+from proxy.core.scheduler import SchedulerConfig
+
+ENVIRONMENT_PREFIX = "SLAI_"
+
+
+class ConfigError(Exception):
+    """The settings are not usable; the message names the key, where it was set and what is right."""
+
+
+class ClassSettings(BaseModel):
+    """The deadlines of one request class, in seconds; leave one out to promise nothing."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ttft_seconds: PositiveFloat | None = None
+    tbt_seconds: PositiveFloat | None = None
+
+
+class Settings(BaseSettings):
+    """Start the proxy in front of vLLM servers. Every flag is also an environment variable (--max-num-seqs is
+    SLAI_MAX_NUM_SEQS) and a key of the YAML file given by --config (max_num_seqs); flags win over the environment, the
+    environment over the file.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+    )
+
+    config: Path | None = None
+    """YAML file with further settings."""
+    engines: Annotated[tuple[str, ...], NoDecode] = ()
+    """Base URLs of the engines, with commas between them. None: two simulated engines are started."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for all."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """Port to listen on; 0 takes a free one."""
+
+    token_budget: PositiveInt = 2048
+    """The engines' --max-num-batched-tokens, which vLLM does not expose. Rather too large than too small."""
+    max_num_seqs: PositiveInt = 256
+    """The engines' --max-num-seqs."""
+    kv_tokens: PositiveInt | None = None
+    """Size of an engine's KV cache in tokens; by default read from its /metrics."""
+
+    order: Literal["spf", "fcfs"] = "spf"
+    """spf: shortest prompt first, with aging; fcfs: first come, first served."""
+    aging_seconds: PositiveFloat = 10.0
+    """A waiting prompt counts as half as long after each such time."""
+    max_wait_seconds: PositiveFloat = 60.0
+    """Who has waited this long goes first."""
+    queue_timeout_seconds: PositiveFloat = 300.0
+    """Who has waited this long is refused (429)."""
+    max_queue_requests: Annotated[int, Field(ge=0)] = 10_000
+    """Most requests that wait; one more is refused (429)."""
+    max_queue_bytes: Annotated[int, Field(ge=0)] = 512 << 20
+    """Most bytes of request bodies that wait."""
+    backlog_factor: PositiveFloat = 1.0
+    """Engine steps of prompt work released ahead. More: closer to the engine's own order; less: risk of idle steps."""
+    kv_watermark: Annotated[float, Field(ge=0, lt=1)] = 0.03
+    """Share of the KV cache kept free, against preemptions."""
+
+    classes: dict[str, ClassSettings] = Field(
+        default_factory=lambda: {"strict": ClassSettings(tbt_seconds=0.1), "relaxed": ClassSettings(tbt_seconds=0.5)}
+    )
+    """Request classes by name, with their deadlines; clients choose one by the header x-slo-class."""
+    default_class: str = "relaxed"
+    """Class of a request that names none."""
+
+    max_body_bytes: PositiveInt = 32 << 20
+    """Longest request body; a longer one is refused (413)."""
+    connect_timeout_seconds: PositiveFloat = 3.0
+    """How long a connection to an engine may take."""
+    idle_timeout_seconds: PositiveFloat = 600.0
+    """How long an engine may stay silent within an answer, the wait for its first byte included."""
+    probe_interval_seconds: PositiveFloat = 2.0
+    """Time between two looks at an engine's /health and /metrics."""
+    drain_seconds: Annotated[float, Field(ge=0)] = 30.0
+    """After SIGTERM: how long streams in flight may go on."""
+    otlp_endpoint: str | None = None
+    """Where to send traces, e.g. http://127.0.0.1:4318/v1/traces (needs the extra slai-proxy[otlp])."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe log lines to write."""
+
+    sim_engines: PositiveInt = 2
+    """Simulated engines to start when no engine is given."""
+    sim_profile: str = "rtx6000ada"
+    """GPU that they imitate."""
+    sim_speed: PositiveFloat = 1.0
+    """How many times faster than real time they run."""
+
+    @field_validator("engines", mode="before")
+    @classmethod
+    def _split_engines(cls, value: object) -> object:
+        if isinstance(value, str):
+            value = value.split(",")
+        if isinstance(value, list | tuple):
+            return tuple(part.strip().rstrip("/") for item in value for part in str(item).split(",") if part.strip())
+        return value
+
+    @field_validator("engines")
+    @classmethod
+    def _check_engines(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+                raise ValueError(f"{url!r} is not a base URL like http://127.0.0.1:8001")
+        if len(set(value)) < len(value):
+            raise ValueError("an engine is named twice")
+        return value
+
+    @model_validator(mode="after")
+    def _check_classes(self) -> Settings:
+        if self.default_class not in self.classes:
+            raise ValueError(f"default_class {self.default_class!r} is none of the classes {', '.join(self.classes)}")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # ``load_settings`` merges the sources itself, because only it can say afterwards where a value came from.
+        return (init_settings,)
+
+    def request_classes(self) -> dict[str, RequestClass]:
+        return {name: RequestClass(name, c.ttft_seconds, c.tbt_seconds) for name, c in self.classes.items()}
+
+    def engine_limits(self, kv_tokens: int | None = None) -> EngineLimits:
+        """The limits of an engine; ``kv_tokens`` is what it says itself, and a configured figure wins."""
+        return EngineLimits(self.token_budget, self.max_num_seqs, self.kv_tokens or kv_tokens)
+
+    def scheduler_config(self) -> SchedulerConfig:
+        order = first_come_first_served() if self.order == "fcfs" else shortest_prompt_first(self.aging_seconds)
+        return SchedulerConfig(
+            ordering=order,
+            gate=GateConfig(backlog_factor=self.backlog_factor, kv_watermark=self.kv_watermark),
+            max_wait_seconds=self.max_wait_seconds,
+            queue_timeout_seconds=self.queue_timeout_seconds,
+            max_queue_requests=self.max_queue_requests,
+            max_queue_bytes=self.max_queue_bytes,
+        )
+
+
+class _Source(InitSettingsSource):
+    """Values read before; a nested mapping of a stronger source replaces that of a weaker one whole."""
+
+
+def load_settings(arguments: Sequence[str], program: str) -> tuple[Settings, dict[str, str]]:
+    """Merge flags, environment, file and defaults; also return where each value came from, by key.
+
+    Raises:
+        ConfigError: a value or key is wrong, or the file cannot be read.
+        SystemExit: the flags do not parse, or they ask for help (as argparse does).
+    """
+    flags = _flags(arguments, program)
+    environment = EnvSettingsSource(Settings)()
+    unknown = [k for k in _environment_keys() if k.removeprefix(ENVIRONMENT_PREFIX).lower() not in Settings.model_fields]
+    if unknown:
+        raise ConfigError(f"environment: {', '.join(unknown)} is no setting; see --help for those that are")
+    path = flags.get("config") or environment.get("config")
+    file = _read_yaml(Path(path)) if path else {}
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(Settings.model_fields, "default")
+    for name, source in ((f"file {path}", file), ("environment", environment), ("flag", flags)):
+        values |= source
+        sources |= dict.fromkeys(source, name)
+    try:
+        return Settings(**values), sources
+    except ValidationError as error:
+        raise ConfigError(_explain(error, sources)) from None
+
+
+def _flags(arguments: Sequence[str], program: str) -> dict[str, Any]:
+    source = CliSettingsSource[Any](Settings, cli_parse_args=list(arguments), cli_prog_name=program)
+    return dict(source())
+
+
+def _environment_keys() -> list[str]:
+    import os
+
+    return sorted(key for key in os.environ if key.startswith(ENVIRONMENT_PREFIX))
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{path}: expected a mapping of settings, found a {type(content).__name__}")
+    return {str(key): value for key, value in content.items()}
+
+
+def _explain(error: ValidationError, sources: Mapping[str, str]) -> str:
+    lines = []
+    for problem in error.errors(include_url=False):
+        key = ".".join(map(str, problem["loc"])) or "settings"
+        where = sources.get(str(problem["loc"][0]) if problem["loc"] else "", "")
+        message = "no such setting" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, ")
+        lines.append(f"{key}{f' ({where})' if where else ''}: {message}")
+    return "\n".join(lines)

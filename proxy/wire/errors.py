@@ -1,0 +1,174 @@
+"""What a client is told when something goes wrong: one table, for every reason there is.
+
+The shape is OpenAI's, so that client libraries raise their own exceptions. 429 says that the client should
+slow down, 503 that there is nothing here to serve it with. Those libraries retry 408, 409, 429 and 5xx two
+times on their own; ``x-should-retry`` overrules that where a retry would repeat work that an engine may
+have done, or cannot help.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import ceil, isfinite
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from proxy.core.request import RejectReason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from proxy.wire.openai import BadRequest
+
+
+class UpstreamFailure(StrEnum):
+    """How an engine failed a request, told by what had happened until then. Metric label."""
+
+    CONNECT_FAILED = "connect_failed"
+    CUT_BEFORE_ANSWER = "cut_before_answer"
+    """The engine had the request, and may have worked on it, but no byte of an answer came."""
+    CUT_MID_STREAM = "cut_mid_stream"
+    TIMED_OUT = "timed_out"
+
+
+class LocalFailure(StrEnum):
+    """What ends a request before the scheduler sees it, or through a fault of ours. Metric label."""
+
+    BAD_REQUEST = "bad_request"
+    BODY_TOO_LARGE = "body_too_large"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """An error as a client gets it: as a whole answer, or as the last event of a stream."""
+
+    status: int
+    type: str
+    code: str | None
+    message: str
+    param: str | None = None
+    retry_after_seconds: float | None = None
+    should_retry: bool | None = None
+    """``None`` leaves it to the client library's own rule for the status."""
+
+    def body(self) -> bytes:
+        """Return the error as JSON, in ASCII and on one line."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}).encode()
+
+    def headers(self) -> dict[str, str]:
+        """Return the answer's headers; waits are rounded up, so that nobody comes back too early."""
+        headers = {"Content-Type": "application/json"}
+        wait = self.retry_after_seconds
+        if wait is not None and isfinite(wait):
+            headers["Retry-After"] = str(max(0, ceil(wait)))
+            headers["retry-after-ms"] = str(max(0, ceil(wait * 1000)))
+        if self.should_retry is not None:
+            headers["x-should-retry"] = "true" if self.should_retry else "false"
+        return headers
+
+    def sse_frame(self) -> bytes:
+        """Return the error as one event, for a stream whose status has been sent; no ``[DONE]`` follows it."""
+        return b"data: " + self.body() + b"\n\n"
+
+
+Reason = RejectReason | UpstreamFailure | LocalFailure
+
+ANSWERS: Mapping[Reason, ErrorAnswer] = MappingProxyType(
+    {
+        RejectReason.QUEUE_FULL: ErrorAnswer(
+            429, "rate_limit_error", "slow_down", "the queue is full; slow down", retry_after_seconds=1
+        ),
+        RejectReason.QUEUE_TIMEOUT: ErrorAnswer(
+            429,
+            "rate_limit_error",
+            "slow_down",
+            "the request waited in the queue for as long as it may; slow down",
+            retry_after_seconds=1,
+        ),
+        RejectReason.NO_ENGINE: ErrorAnswer(
+            503,
+            "service_unavailable_error",
+            "no_engines",
+            "no engine is available to serve the request",
+            retry_after_seconds=5,
+            should_retry=True,
+        ),
+        RejectReason.DRAINING: ErrorAnswer(
+            503,
+            "service_unavailable_error",
+            "server_is_overloaded",
+            "this server is shutting down; try again to reach another",
+            retry_after_seconds=1,
+            should_retry=True,
+        ),
+        RejectReason.UNKNOWN_MODEL: ErrorAnswer(
+            404, "invalid_request_error", "model_not_found", "the model does not exist", param="model"
+        ),
+        RejectReason.TOO_LONG: ErrorAnswer(
+            400,
+            "invalid_request_error",
+            "context_length_exceeded",
+            "the prompt is longer than any engine's context or KV cache",
+        ),
+        # Nothing was sent, so a retry repeats nothing.
+        UpstreamFailure.CONNECT_FAILED: ErrorAnswer(
+            502,
+            "server_error",
+            "upstream_error",
+            "the engine could not be reached",
+            retry_after_seconds=1,
+            should_retry=True,
+        ),
+        UpstreamFailure.CUT_BEFORE_ANSWER: ErrorAnswer(
+            502,
+            "server_error",
+            "upstream_error",
+            "the engine closed the connection before it answered",
+            should_retry=False,
+        ),
+        # Read from the stream's last event; the status is the one of logs and metrics.
+        UpstreamFailure.CUT_MID_STREAM: ErrorAnswer(
+            502,
+            "server_error",
+            "upstream_error",
+            "the engine closed the connection before its answer was complete",
+            should_retry=False,
+        ),
+        UpstreamFailure.TIMED_OUT: ErrorAnswer(
+            504, "timeout_error", "upstream_timeout", "the engine did not answer in time", should_retry=False
+        ),
+        LocalFailure.BAD_REQUEST: ErrorAnswer(400, "invalid_request_error", None, "the request is not valid"),
+        LocalFailure.BODY_TOO_LARGE: ErrorAnswer(
+            413, "invalid_request_error", "request_too_large", "the request body is too large"
+        ),
+        LocalFailure.INTERNAL: ErrorAnswer(
+            500, "server_error", "internal_error", "the proxy failed; the request is not at fault", should_retry=False
+        ),
+    }
+)
+"""The answer to each reason. Waits are what a client should wait where nobody knows better."""
+
+
+def answer(reason: Reason, *, message: str | None = None, retry_after_seconds: float | None = None) -> ErrorAnswer:
+    """Return the answer to ``reason``, with a message or a wait that the caller knows better than the table."""
+    found = ANSWERS[reason]
+    if message is None and retry_after_seconds is None:
+        return found
+    wait = found.retry_after_seconds if retry_after_seconds is None else retry_after_seconds
+    return replace(found, message=message or found.message, retry_after_seconds=wait)
+
+
+def bad_request(error: BadRequest) -> ErrorAnswer:
+    """Return the answer to a request that ``proxy.wire`` itself found wrong."""
+    found = ANSWERS[LocalFailure.BAD_REQUEST]
+    return replace(found, message=error.message, param=error.param, code=error.code)
+
+
+def model_not_found(model: str) -> ErrorAnswer:
+    """Return the answer to a request for a model that no engine serves."""
+    name = model if len(model) <= 100 else f"{model[:100]}..."
+    return answer(RejectReason.UNKNOWN_MODEL, message=f"the model {name!r} does not exist")

@@ -1,0 +1,124 @@
+"""Headers: which ones travel on, and what a client asks of the scheduler with them.
+
+``x-slo-class``
+    names one of the configured classes of requests.
+``x-slo-ttft-ms``, ``x-slo-tbt-ms``
+    this request's own deadlines. ``x-slo-tpot-ms``, which other tools send, means the TBT deadline too;
+    where both are given, ``x-slo-tbt-ms`` holds.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from proxy.wire.openai import BadRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from multidict import MultiMapping
+
+    from proxy.core.request import RequestClass
+
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""Headers about one connection, in lower case; RFC 9110, section 7.6.1."""
+
+# The client side of the relay sets its own host and length, and "Expect: 100-continue" has been answered.
+_OURS_UPSTREAM = frozenset({"host", "content-length", "expect"})
+
+# What clients tell the scheduler ends here: it is no business of the engine, nor may a client speak to the
+# engine in the scheduler's name ("x-slai-").
+_OUR_PREFIXES = ("x-slo-", "x-slai-")
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_LONGEST_DEADLINE_SECONDS = 3600.0
+
+
+def forward_request_headers(headers: MultiMapping[str]) -> list[tuple[str, str]]:
+    """Return the client's headers that an engine should get, in their order and with repeated ones kept."""
+    dropped = HOP_BY_HOP | _OURS_UPSTREAM | _named_in_connection(headers)
+    return [
+        (name, value)
+        for name, value in headers.items()
+        if (lower := name.lower()) not in dropped and not lower.startswith(_OUR_PREFIXES)
+    ]
+
+
+def forward_response_headers(headers: MultiMapping[str], *, keep_content_length: bool) -> list[tuple[str, str]]:
+    """Return an engine's headers that the client should get, in their order and with repeated ones kept.
+
+    ``keep_content_length`` is for an answer that is relayed whole. A length beside a Transfer-Encoding is
+    dropped in any case, as it is then not the body's (RFC 9112, section 6.3).
+    """
+    dropped = HOP_BY_HOP | _named_in_connection(headers)
+    if not keep_content_length or "Transfer-Encoding" in headers:
+        dropped |= {"content-length"}
+    return [(name, value) for name, value in headers.items() if name.lower() not in dropped]
+
+
+def request_id(headers: MultiMapping[str]) -> str | None:
+    """Return the client's ``X-Request-Id`` if it is harmless in a log line, a header and a URL."""
+    value = headers.get("X-Request-Id")
+    return value if value is not None and _REQUEST_ID.fullmatch(value) else None
+
+
+def request_class(
+    headers: MultiMapping[str], classes: Mapping[str, RequestClass], default: RequestClass
+) -> RequestClass:
+    """Return the class that the client asks for, with the deadlines that it sets for this request alone.
+
+    The name stays a configured one whatever the deadlines are, so that metric labels stay bounded.
+
+    Raises:
+        BadRequest: an unknown class, or a deadline that is not a positive number of at most one hour.
+    """
+    found = default
+    name = headers.get("x-slo-class")
+    if name is not None:
+        if name not in classes:
+            known = ", ".join(sorted(classes)) or "none"
+            raise BadRequest(f"x-slo-class: there is no class {name[:100]!r}; known: {known}", param="x-slo-class")
+        found = classes[name]
+    ttft = _deadline_seconds(headers, "x-slo-ttft-ms")
+    tbt, tpot = _deadline_seconds(headers, "x-slo-tbt-ms"), _deadline_seconds(headers, "x-slo-tpot-ms")
+    if tbt is None:
+        tbt = tpot
+    if ttft is None and tbt is None:
+        return found
+    return replace(
+        found,
+        ttft_seconds=found.ttft_seconds if ttft is None else ttft,
+        tbt_seconds=found.tbt_seconds if tbt is None else tbt,
+    )
+
+
+def _deadline_seconds(headers: MultiMapping[str], name: str) -> float | None:
+    text = headers.get(name)
+    if text is None:
+        return None
+    try:
+        # float() also takes digits of other scripts, and underscores between digits.
+        seconds = float(text) / 1000 if text.isascii() and "_" not in text else 0.0
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= _LONGEST_DEADLINE_SECONDS:  # false for nan, too
+        raise BadRequest(f"{name} must be a number of milliseconds above 0 and at most 3600000", param=name)
+    return seconds
+
+
+def _named_in_connection(headers: MultiMapping[str]) -> set[str]:
+    return {name.strip().lower() for value in headers.getall("Connection", ()) for name in value.split(",")}

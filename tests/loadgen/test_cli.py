@@ -1,0 +1,175 @@
+import asyncio
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import unused_port
+from scripted_upstream import Upstream, answer_in_full, start_stream, token
+
+from loadgen import cli
+from loadgen.arguments import parse_arguments
+
+pytest_plugins = ("loadgen_fixtures",)
+
+DOWN = "http://127.0.0.1:1"
+
+
+async def run(upstream: Upstream, *more: str, requests: int = 5) -> int:
+    # Clipped to little, so that a request takes no time; at 200 per second the run takes none either.
+    fixed = ["--url", upstream.url, "--rate", "200", "--requests", str(requests), "--max-output-tokens", "3"]
+    return await cli.run_command(parse_arguments(["run", *fixed, *more]))
+
+
+def read(path: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(Path(path).read_text())
+    return document
+
+
+async def test_a_run_reports_in_json_and_in_tables(
+    upstream: Upstream, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    status = await run(upstream, "--json", str(out), "--max-prompt-tokens", "100", "--seed", "7")
+    document = json.loads(out.read_text())
+    assert status == (0 if document["valid"] else 1)
+    assert document["counts"]["completed"] == 5
+    assert document["counts"]["clipped"] == 5
+    assert document["trace"] == {"name": "sharegpt-like", "rows_read": 20_000, "rows_dropped": {}, "sha256": None}
+    config = document["config"]
+    assert (config["model"], config["api"], config["seed"]) == ("tiny", "completions", 7)
+    assert [c["name"] for c in config["classes"]] == ["strict", "relaxed"]
+    told = capsys.readouterr()
+    assert "TTFT of" in told.out
+    assert "5 of 5 requests had a length over the limit" in told.out
+    assert "done 5, failed 0" in told.err
+    assert all(len(body["prompt"]) <= 100 and body["max_tokens"] <= 3 for body in upstream.bodies)
+
+
+async def test_json_on_standard_output_stands_alone(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    await run(upstream, "--json", "-")
+    told = capsys.readouterr()
+    assert json.loads(told.out)["counts"]["sent"] == 5
+    assert "TTFT of" in told.err
+
+
+async def test_lengths_of_a_file_are_scaled_and_its_bad_rows_told(
+    upstream: Upstream, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("prompt_tokens,output_tokens\n40,2\n40,2\n0,2\n")
+    await run(upstream, "--trace", str(trace), "--scale-lengths", "0.5", "--json", str(tmp_path / "out.json"))
+    assert {len(body["prompt"]) for body in upstream.bodies} == {20}
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert document["trace"]["rows_dropped"] == {"empty prompt or output": 1}
+    assert len(document["trace"]["sha256"]) == 64
+    assert "1 of 3 rows left out: 1 x empty prompt or output" in capsys.readouterr().err
+
+
+async def test_a_run_where_everything_fails_has_status_1(
+    upstream: Upstream, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def script(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=503)
+
+    upstream.script = script
+    assert await run(upstream) == 1
+    assert "Failed: 5 x http 503" in capsys.readouterr().out
+
+
+async def test_ctrl_c_ends_the_run_and_reports_it(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    never = asyncio.Event()
+
+    async def script(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if len(upstream.bodies) < 3:
+            return await answer_in_full(request, body)
+        response = await start_stream(request)
+        await response.write(token())
+        signal.raise_signal(signal.SIGINT)
+        await never.wait()
+        return response
+
+    upstream.script = script
+    # One in a thousand seconds: without the signal this would last for hours.
+    arguments = ["run", "--url", upstream.url, "--rate", "0.001", "--time-scale", "100000", "--requests", "3"]
+    status = await cli.run_command(parse_arguments([*arguments, "--max-output-tokens", "3", "--json", "-"]))
+    never.set()
+    document = json.loads(capsys.readouterr().out)
+    assert status == 130
+    assert document["interrupted"]
+    assert document["counts"]["sent"] == 3
+    assert document["metrics"]["errors"] == {"unfinished": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required"),
+        (["run", "--rate", "1", "--requests", "1"], "--url"),
+        (["run", "--url", "localhost:8000", "--rate", "1", "--requests", "1"], "'localhost:8000' is not a URL"),
+        (["run", "--url", "http://a:b", "--rate", "1", "--requests", "1"], "is not a URL"),
+        (["run", "--url", DOWN, "--rate", "0", "--requests", "1"], "'0' is not a positive number"),
+        (["run", "--url", DOWN, "--rate", "fast", "--requests", "1"], "'fast' is not a positive number"),
+        (["run", "--url", DOWN, "--rate", "1", "--requests", "1.5"], "'1.5' is not a positive whole number"),
+        (["run", "--url", DOWN, "--rate", "1", "--requests", "1", "--class", "gold"], "NAME:SHARE"),
+        (["run", "--url", DOWN, "--rate", "1", "--requests", "1", "--class", "a:0.5"], "must add up to 1"),
+        (
+            ["run", "--url", DOWN, "--rate", "1", "--requests", "1", "--class", "a:0.5", "--class", "a:0.5:tbt=1"],
+            "same name",
+        ),
+        (["run", "--url", DOWN, "--rate", "1", "--requests", "1", "--trace", "none.csv"], "cannot read the trace"),
+        (["run", "--url", DOWN, "--rate", "1", "--requests", "1", "--json", "no/such/place.json"], "cannot write to"),
+        (["compare", "none.json", "none.json"], "cannot read none.json"),
+    ],
+)
+def test_wrong_usage_is_told_in_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    told = capsys.readouterr()
+    assert message in told.err
+    assert told.err.count("\n") == 1
+    assert told.out == ""
+
+
+def test_a_server_that_is_down_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"http://127.0.0.1:{unused_port()}"
+    assert cli.main(["run", "--url", url, "--rate", "1", "--requests", "1", "--wait", "0.1"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"slai-loadgen: {url} is not ready")
+    assert told.count("\n") == 1
+
+
+def test_a_v1_at_the_end_of_a_url_is_understood() -> None:
+    arguments = parse_arguments(["run", "--url", "http://a:1/v1/,https://b/base/", "--rate", "1", "--requests", "1"])
+    assert arguments.url == ["http://a:1", "https://b/base"]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])
+def test_help_is_no_failure(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == 0
+    assert "slai-loadgen" in capsys.readouterr().out
+
+
+async def test_two_reports_are_compared(upstream: Upstream, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b, other = (str(tmp_path / name) for name in ("direct.json", "proxy.json", "other.json"))
+    for out, seed in ((a, "0"), (b, "0"), (other, "1")):
+        await run(upstream, "--json", out, "--seed", seed)
+    valid = all(read(out)["valid"] for out in (a, b))
+    capsys.readouterr()
+    assert cli.main(["compare", a, b]) == (0 if valid else 1)
+    told = capsys.readouterr()
+    assert "proxy / direct" in told.out
+    assert "different workloads" not in told.err
+    cli.main(["compare", a, other])
+    assert "different workloads" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["no json", "[]", "{}", '{"schema_version": 2}', '{"schema_version": 1}'])
+def test_another_file_is_no_report(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    assert cli.main(["compare", str(path), str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

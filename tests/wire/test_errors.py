@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from proxy.core.request import RejectReason
+from proxy.wire.errors import (
+    ANSWERS,
+    ErrorAnswer,
+    LocalFailure,
+    Reason,
+    UpstreamFailure,
+    answer,
+    bad_request,
+    model_not_found,
+)
+from proxy.wire.openai import BadRequest, read_chunk
+from proxy.wire.sse import EventSplitter
+
+EVERY_REASON: list[Reason] = [*RejectReason, *UpstreamFailure, *LocalFailure]
+
+
+def test_every_reason_has_an_answer_and_no_two_reasons_share_a_name() -> None:
+    # Members of different string enumerations with one value would be one key.
+    assert len(set(EVERY_REASON)) == len(EVERY_REASON)
+    assert set(ANSWERS) == set(EVERY_REASON)
+
+
+TABLE: dict[Reason, tuple[int, str, str | None, bool, bool | None]] = {
+    # status, type, code, whether there is a Retry-After, x-should-retry
+    RejectReason.QUEUE_FULL: (429, "rate_limit_error", "slow_down", True, None),
+    RejectReason.QUEUE_TIMEOUT: (429, "rate_limit_error", "slow_down", True, None),
+    RejectReason.NO_ENGINE: (503, "service_unavailable_error", "no_engines", True, True),
+    RejectReason.DRAINING: (503, "service_unavailable_error", "server_is_overloaded", True, True),
+    RejectReason.UNKNOWN_MODEL: (404, "invalid_request_error", "model_not_found", False, None),
+    RejectReason.TOO_LONG: (400, "invalid_request_error", "context_length_exceeded", False, None),
+    UpstreamFailure.CONNECT_FAILED: (502, "server_error", "upstream_error", True, True),
+    UpstreamFailure.CUT_BEFORE_ANSWER: (502, "server_error", "upstream_error", False, False),
+    UpstreamFailure.CUT_MID_STREAM: (502, "server_error", "upstream_error", False, False),
+    UpstreamFailure.TIMED_OUT: (504, "timeout_error", "upstream_timeout", False, False),
+    LocalFailure.BAD_REQUEST: (400, "invalid_request_error", None, False, None),
+    LocalFailure.BODY_TOO_LARGE: (413, "invalid_request_error", "request_too_large", False, None),
+    LocalFailure.INTERNAL: (500, "server_error", "internal_error", False, False),
+}
+
+
+@pytest.mark.parametrize("reason", EVERY_REASON)
+def test_the_table(reason: Reason) -> None:
+    found = answer(reason)
+    waits = "Retry-After" in found.headers()
+    assert (found.status, found.type, found.code, waits, found.should_retry) == TABLE[reason]
+
+
+@pytest.mark.parametrize("reason", EVERY_REASON)
+def test_the_body_has_the_shape_of_the_openai_api(reason: Reason) -> None:
+    error = json.loads(answer(reason).body())["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert answer(reason).headers()["Content-Type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    "message", ['say "no"', "two\nlines\r\n\r\n", "data: [DONE]\n\n", "😀\u2028", "\udcff", "\x00"]
+)
+def test_a_frame_is_one_event_whatever_the_message_says(message: str) -> None:
+    frame = answer(UpstreamFailure.CUT_MID_STREAM, message=message).sse_frame()
+    splitter = EventSplitter()
+    (payload,) = splitter.feed(frame)
+    assert splitter.at_boundary
+    assert frame.endswith(b"\n\n")
+    assert json.loads(payload)["error"]["message"] == message
+    view = read_chunk(payload)
+    assert (view.error, view.done, view.tokens) == (True, False, 0)
+
+
+@pytest.mark.parametrize(
+    ("wait", "seconds", "milliseconds"),
+    [(0.2, "1", "200"), (1, "1", "1000"), (1.0001, "2", "1001"), (30, "30", "30000"), (0, "0", "0"), (-3, "0", "0")],
+)
+def test_waits_are_whole_and_rounded_up(wait: float, seconds: str, milliseconds: str) -> None:
+    found = answer(RejectReason.QUEUE_FULL, retry_after_seconds=wait).headers()
+    assert (found["Retry-After"], found["retry-after-ms"]) == (seconds, milliseconds)
+
+
+@pytest.mark.parametrize("wait", [float("inf"), float("nan")])
+def test_a_wait_that_is_no_time_is_left_out(wait: float) -> None:
+    assert set(answer(RejectReason.QUEUE_FULL, retry_after_seconds=wait).headers()) == {"Content-Type"}
+
+
+@pytest.mark.parametrize(("should_retry", "value"), [(True, "true"), (False, "false"), (None, None)])
+def test_the_retry_hint(should_retry: bool | None, value: str | None) -> None:
+    found = ErrorAnswer(500, "server_error", None, "x", should_retry=should_retry)
+    assert found.headers().get("x-should-retry") == value
+
+
+def test_a_bad_request_tells_what_is_wrong_and_where() -> None:
+    found = bad_request(BadRequest("stream must be a boolean", param="stream", code="wrong_type"))
+    assert found.status == 400
+    assert json.loads(found.body()) == {
+        "error": {
+            "message": "stream must be a boolean",
+            "type": "invalid_request_error",
+            "param": "stream",
+            "code": "wrong_type",
+        }
+    }
+
+
+def test_an_unknown_model_is_named_but_not_at_any_length() -> None:
+    assert "'gpt-9'" in model_not_found("gpt-9").message
+    assert model_not_found("gpt-9").status == 404
+    assert len(model_not_found("x" * 10_000).body()) < 500
