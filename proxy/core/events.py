@@ -60,7 +60,7 @@ class EngineUp:
 
 @dataclass(frozen=True, slots=True)
 class EngineDown:
-    """An engine gets nothing new. Its streams in flight end by their own events."""
+    """An engine exists but gets nothing new. Its streams in flight end by their own events."""
 
     engine_id: str
 

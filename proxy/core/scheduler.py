@@ -13,7 +13,7 @@ from typing import assert_never
 
 from proxy.core.actions import Action, Dispatch, Reject
 from proxy.core.admission import GateConfig, admits
-from proxy.core.engine import EngineBelief
+from proxy.core.engine import EngineBelief, EngineLimits
 from proxy.core.events import Arrived, DrainStarted, Ended, EngineDown, EngineUp, Event, NotStarted, TokensProduced
 from proxy.core.ordering import Ordering, shortest_prompt_first
 from proxy.core.queue import Waiting, WaitingQueue
@@ -192,21 +192,24 @@ class Scheduler:
         return []
 
     def _engine_up(self, event: EngineUp) -> None:
-        engine = self._engines.get(event.engine_id)
-        if engine is None:
-            engine = EngineBelief(event.engine_id, event.limits, event.models, len(self._engines))
-            self._engines[event.engine_id] = engine
+        engine = self._engine(event.engine_id)
         engine.limits, engine.models, engine.up = event.limits, event.models, True
 
     def _engine_down(self, engine_id: str) -> list[Action]:
-        if (engine := self._engines.get(engine_id)) is not None:
-            engine.up = False
+        self._engine(engine_id).up = False
         return [
             refusal
             for model, queue in list(self._queues.items())
             if not any(e.up and e.serves(model) for e in self._engines.values())
             for refusal in self._reject_all(queue, RejectReason.NO_ENGINE)
         ]
+
+    def _engine(self, engine_id: str) -> EngineBelief:
+        engine = self._engines.get(engine_id)
+        if engine is None:
+            engine = EngineBelief(engine_id, EngineLimits(), frozenset(), len(self._engines))
+            self._engines[engine_id] = engine
+        return engine
 
     # -- what to do --
 
@@ -235,6 +238,11 @@ class Scheduler:
             key=lambda e: (e.estimated_wait_seconds(tokens), e.outstanding, e.number),
             default=None,
         )
+
+    def place_unscheduled(self, model: str) -> str | None:
+        """The engine for a request that is not scheduled (no generation): the one with the least to do."""
+        up = [e for e in self._engines.values() if e.up and e.serves(model)]
+        return min(up, key=lambda e: (e.outstanding, e.number)).id if up else None
 
     def _reject_all(self, queue: WaitingQueue, reason: RejectReason) -> list[Action]:
         refusals: list[Action] = []

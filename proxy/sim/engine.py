@@ -46,7 +46,7 @@ class Produced(NamedTuple):
 
 
 class _Sequence:
-    __slots__ = ("alive", "blocks", "computed", "decoding", "id", "known", "left")
+    __slots__ = ("alive", "blocks", "computed", "decoding", "id", "known", "left", "token")
 
     def __init__(self, sequence_id: str, prompt_tokens: int, output_tokens: int) -> None:
         self.id = sequence_id
@@ -56,6 +56,7 @@ class _Sequence:
         self.blocks = 0
         self.decoding = False  # its prefill is done; false again after a preemption
         self.alive = True
+        self.token = Produced(sequence_id, finished=False)  # what all of its steps but the last make: built once
 
 
 class SimulatedEngine:
@@ -67,6 +68,10 @@ class SimulatedEngine:
         self.steps = 0
         self.prompt_tokens = 0
         self.generation_tokens = 0
+        self.step_prompt_tokens = 0
+        """Prompt tokens in the step begun last; those of a prefill that starts over count again."""
+        self.step_admitted: list[str] = []
+        """Sequences that the step begun last took in from the queue, first come first."""
         self._waiting: deque[_Sequence] = deque()
         self._running: dict[str, _Sequence] = {}  # in order of admission
         self._sequences: dict[str, _Sequence] = {}
@@ -118,54 +123,43 @@ class SimulatedEngine:
         """Choose the next batch and return the seconds that it takes; ``None`` when there is nothing to run."""
         if self._batch is not None:
             raise RuntimeError("the last step has not been finished")
-        config = self.config
+        config, running = self.config, self._running
         budget, block_size = config.token_budget, config.block_size
         batch: list[tuple[_Sequence, int]] = []
         preempted = False
         decodes = kv_tokens = prefill_tokens = 0
         attention = 0.0
 
-        for sequence in tuple(self._running.values()):
+        for sequence in tuple(running.values()):
             if not budget:
                 break
-            if sequence.id not in self._running:  # preempted by one before it
+            if preempted and sequence.id not in running:  # by one before it
                 continue
-            tokens = min(sequence.known - sequence.computed, budget)
-            need = -(-(sequence.computed + tokens) // block_size) - sequence.blocks
-            while need > self._free_blocks and sequence.id in self._running:
-                self._preempt_youngest()
-                preempted = True
-            if sequence.id not in self._running:
-                break  # it was the youngest itself: nothing behind it is left
-            sequence.blocks += need
-            self._free_blocks -= need
+            computed = sequence.computed
+            tokens = min(sequence.known - computed, budget)
+            need = -(-(computed + tokens) // block_size) - sequence.blocks
+            if need:
+                while need > self._free_blocks and sequence.id in running:
+                    self._preempt_youngest()
+                    preempted = True
+                if preempted and sequence.id not in running:
+                    break  # it was the youngest itself: nothing behind it is left
+                sequence.blocks += need
+                self._free_blocks -= need
             budget -= tokens
             batch.append((sequence, tokens))
             if sequence.decoding:
                 decodes += 1
-                kv_tokens += sequence.computed
+                kv_tokens += computed
             else:
                 prefill_tokens += tokens
-                attention += tokens * (sequence.computed + tokens / 2)
+                attention += tokens * (computed + tokens / 2)
 
-        reserve = int(config.watermark * config.blocks)
-        while budget and self._waiting and not preempted and len(self._running) < config.max_num_seqs:
-            sequence = self._waiting[0]
-            # The whole prompt must fit before its first chunk is taken in (vLLM's scheduler_reserve_full_isl).
-            spare = self._free_blocks - (reserve if self._running else 0)
-            if -(-sequence.known // block_size) > spare:
-                break
-            self._waiting.popleft()
-            self._running[sequence.id] = sequence
-            tokens = min(sequence.known, budget)
-            need = -(-tokens // block_size)
-            sequence.blocks = need
-            self._free_blocks -= need
-            budget -= tokens
-            batch.append((sequence, tokens))
+        self.step_admitted = self._admit(batch, budget) if budget and not preempted else []
+        for _, tokens in batch[-len(self.step_admitted) :] if self.step_admitted else ():
             prefill_tokens += tokens
             attention += tokens * tokens / 2
-
+        self.step_prompt_tokens = prefill_tokens
         if not batch:
             return None
         self._batch = batch
@@ -190,19 +184,40 @@ class SimulatedEngine:
             sequence.computed += tokens
             if not sequence.decoding:
                 self.prompt_tokens += tokens
-            if sequence.computed < sequence.known:
-                continue
-            sequence.decoding = True
+                if sequence.computed < sequence.known:
+                    continue
+                sequence.decoding = True
             sequence.known += 1
             sequence.left -= 1
             if sequence.left:
-                produced.append(Produced(sequence.id, finished=False))
+                produced.append(sequence.token)
             else:
                 produced.append(Produced(sequence.id, finished=True))
                 del self._sequences[sequence.id], self._running[sequence.id]
                 self._release(sequence)
         self.generation_tokens += len(produced)
         return produced
+
+    def _admit(self, batch: list[tuple[_Sequence, int]], budget: int) -> list[str]:
+        """Take in waiting prompts first come, first served, add their first chunks to ``batch`` and return their ids."""
+        config, running = self.config, self._running
+        admitted: list[str] = []
+        reserve = int(config.watermark * config.blocks)
+        while budget and self._waiting and len(running) < config.max_num_seqs:
+            sequence = self._waiting[0]
+            # The whole prompt must fit before its first chunk is taken in (vLLM's scheduler_reserve_full_isl).
+            spare = self._free_blocks - (reserve if running else 0)
+            if -(-sequence.known // config.block_size) > spare:
+                break
+            self._waiting.popleft()
+            running[sequence.id] = sequence
+            admitted.append(sequence.id)
+            tokens = min(sequence.known, budget)
+            sequence.blocks = -(-tokens // config.block_size)
+            self._free_blocks -= sequence.blocks
+            budget -= tokens
+            batch.append((sequence, tokens))
+        return admitted
 
     def _preempt_youngest(self) -> None:
         sequence_id, sequence = self._running.popitem()

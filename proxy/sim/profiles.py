@@ -29,7 +29,8 @@ class StepModel:
 
     def seconds(self, *, prefill_tokens: int, sequences: int, decodes: int, kv_tokens: int, attention: float) -> float:
         """Return the duration of a step in seconds."""
-        roofline = (self.floor**self.p + (self.per_token * (prefill_tokens + decodes)) ** self.p) ** (1 / self.p)
+        p = self.p
+        roofline: float = (self.floor**p + (self.per_token * (prefill_tokens + decodes)) ** p) ** (1 / p)
         return 1e-3 * (
             self.host
             + self.host_per_sequence * sequences

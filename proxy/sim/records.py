@@ -5,8 +5,8 @@ One definition of every metric for the simulator and the load generator:
 TTFT
     first token minus the *intended* arrival, so that a late sender or a queue counts.
 TBT
-    gap between two consecutive token-bearing chunks of one stream, pooled over the streams of a class.
-    A chunk that carries several tokens is one gap; no zeros are added.
+    gap between two arrivals of tokens in one stream, pooled over the streams of a class. Tokens that arrive
+    together, in one chunk or in several chunks of one read, end one gap; no zeros are added.
 attainment
     share of all requests that completed with TTFT and every TBT within their class's deadlines. A failed
     or refused request has missed.
@@ -48,7 +48,7 @@ class RequestRecord:
         """Note that a chunk with ``count`` tokens arrived at ``now``."""
         if self.last_token_at is None:
             self.first_token_at = now
-        else:
+        elif now > self.last_token_at:
             self.gaps.append(now - self.last_token_at)
         self.last_token_at = now
         self.tokens += count

@@ -8,25 +8,31 @@ takes the very same decisions.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 from proxy.core.actions import Action, Dispatch, Reject
+from proxy.core.admission import admits
 from proxy.core.engine import EngineLimits
 from proxy.core.events import Arrived, Ended, EngineUp, Event, TokensProduced
 from proxy.core.request import Request
 from proxy.core.scheduler import Scheduler, SchedulerConfig
 from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
 from proxy.sim.records import RequestRecord
-from proxy.sim.workload import ScheduledRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from proxy.sim.workload import ScheduledRequest
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationConfig:
     """What stands behind the proxy, and how far away."""
 
-    engine: EngineConfig = EngineConfig()
+    engine: EngineConfig = field(default_factory=EngineConfig)
     engines: int = 1
     network_seconds: float = 0.001
     """One-way delay between an engine and whoever talks to it: the proxy, or the clients where there is none."""
@@ -40,8 +46,15 @@ class SimulationResult:
     preemptions: int
     steps: int
     starved_steps: int
-    """Steps without prompt tokens although a request waited in the proxy and the engine had slots and KV for it."""
+    """Steps that the gate left without prompt tokens although nothing but its backlog rule kept a prompt away.
+
+    Counted when a step begins: it has no prompt token, and the request that the proxy would release next waits there
+    although its rules on the engine's sequence slots and KV cache would let it in. Zero without a proxy.
+    """
+    step_seconds: float
+    """Mean duration of an engine step."""
     engine_queue_seconds: list[float] = field(default_factory=list)
+    """For each prompt, the time from its receipt by an engine to the start of the first step that worked on it."""
 
 
 def microseconds(seconds: float) -> int:
@@ -80,29 +93,43 @@ class _Engine:
     """A simulated engine on the virtual clock."""
 
     def __init__(
-        self, clock: _Clock, config: SimulationConfig, deliver: Callable[[list[Produced]], None]
+        self,
+        clock: _Clock,
+        config: SimulationConfig,
+        deliver: Callable[[list[Produced]], None],
+        on_decode_step: Callable[[], None],
     ) -> None:
         self.model = SimulatedEngine(config.engine)
+        self.queue_seconds: list[float] = []
+        self.busy_seconds = 0.0
         self._clock = clock
         self._network_us = microseconds(config.network_seconds)
         self._deliver = deliver
+        self._on_decode_step = on_decode_step
         self._busy = False
+        self._received_us: dict[str, int] = {}  # of prompts that no step has worked on yet
 
     def send(self, request_id: str, prompt_tokens: int, output_tokens: int) -> None:
-        self._clock.at(
-            self._clock.now_us + self._network_us, self._receive, request_id, prompt_tokens, output_tokens
-        )
+        self._clock.at(self._clock.now_us + self._network_us, self._receive, request_id, prompt_tokens, output_tokens)
 
     def _receive(self, request_id: str, prompt_tokens: int, output_tokens: int) -> None:
         self.model.add(request_id, prompt_tokens, output_tokens)
+        self._received_us[request_id] = self._clock.now_us
         if not self._busy:
             self._step()
 
     def _step(self) -> None:
         seconds = self.model.start_step()
         self._busy = seconds is not None
-        if seconds is not None:
-            self._clock.at(self._clock.now_us + microseconds(seconds), self._end_step)
+        if seconds is None:
+            return
+        self.busy_seconds += seconds
+        self._clock.at(self._clock.now_us + microseconds(seconds), self._end_step)
+        for request_id in self.model.step_admitted:
+            if (received_us := self._received_us.pop(request_id, None)) is not None:  # not admitted a second time
+                self.queue_seconds.append((self._clock.now_us - received_us) / 1e6)
+        if not self.model.step_prompt_tokens:
+            self._on_decode_step()
 
     def _end_step(self) -> None:
         produced = self.model.finish_step()
@@ -123,10 +150,16 @@ class _Run:
     ) -> None:
         self.clock = _Clock()
         self.records = {str(r.index): RequestRecord(r) for r in workload}
-        self.engines = {f"engine-{i}": _Engine(self.clock, config, self._deliver) for i in range(config.engines)}
+        self.engines = {
+            f"engine-{i}": _Engine(self.clock, config, self._deliver, partial(self._note_decode_step, i))
+            for i in range(config.engines)
+        }
+        self.starved_steps = 0
         self._scheduler = scheduler
         self._on_action = on_action
         self._deadline_us: int | None = None
+        self._waiting: dict[str, RequestRecord] = {}  # in the proxy, in order of arrival
+        self._one_token = {request_id: TokensProduced(request_id) for request_id in self.records}
         for request in workload:
             self.clock.at(microseconds(request.at_seconds), self._arrive, request)
         if scheduler is not None:
@@ -141,20 +174,37 @@ class _Run:
             turn = list(self.engines.values())[request.index % len(self.engines)]
             turn.send(request_id, request.prompt_tokens, request.output_tokens)
         else:
+            self._waiting[request_id] = self.records[request_id]
             self._feed(Arrived(as_core_request(request)))
 
     def _deliver(self, produced: list[Produced]) -> None:
-        now = self.clock.now
+        now, records = self.clock.now, self.records
+        handle = None if self._scheduler is None else self._scheduler.handle
         for request_id, finished in produced:
-            record = self.records[request_id]
-            record.on_tokens(now)
+            records[request_id].on_tokens(now)
+            if handle is not None and (actions := handle(self._one_token[request_id], now)):
+                self._perform(actions)
             if finished:
-                record.finished_at = now
-            if self._scheduler is not None:
-                if actions := self._scheduler.handle(TokensProduced(request_id), now):
-                    self._perform(actions)
-                if finished:
+                records[request_id].finished_at = now
+                if handle is not None:
                     self._feed(Ended(request_id))
+
+    def _note_decode_step(self, engine: int) -> None:
+        """Judge a step without prompt tokens that this engine has just begun; see ``starved_steps``."""
+        if self._scheduler is None or not self._waiting:
+            return
+        without_backlog_rule = replace(self._scheduler.config.gate, backlog_factor=inf)
+        belief, now = self._scheduler.engines[engine], self.clock.now
+        self.starved_steps += admits(belief, self._next_waiting(now).prompt_tokens, without_backlog_rule, now)
+
+    def _next_waiting(self, now: float) -> ScheduledRequest:
+        """The request that the scheduler would release next."""
+        assert self._scheduler is not None
+        config, waiting = self._scheduler.config, self._waiting.values()
+        oldest = next(iter(waiting))
+        if now - (oldest.sent_at or 0.0) >= config.max_wait_seconds:
+            return oldest.request
+        return min(waiting, key=lambda r: config.ordering(r.request.prompt_tokens, r.sent_at or 0.0)).request
 
     def _feed(self, event: Event) -> None:
         assert self._scheduler is not None
@@ -167,9 +217,11 @@ class _Run:
                 self._on_action(action, self.clock.now)
             match action:
                 case Dispatch(request_id, engine_id):
+                    del self._waiting[request_id]
                     request = self.records[request_id].request
                     self.engines[engine_id].send(request_id, request.prompt_tokens, request.output_tokens)
                 case Reject(request_id, reason, _):
+                    del self._waiting[request_id]
                     record = self.records[request_id]
                     record.error, record.finished_at = str(reason), self.clock.now
         self._arm()
@@ -213,7 +265,13 @@ def simulate(
     scheduler = None if scheduler_config is None else Scheduler(scheduler_config)
     run = _Run(workload, config, scheduler, on_action)
     run.clock.run()
-    models = [engine.model for engine in run.engines.values()]
+    engines = run.engines.values()
+    steps = sum(e.model.steps for e in engines)
     return SimulationResult(
-        list(run.records.values()), sum(m.preemptions for m in models), sum(m.steps for m in models), 0
+        list(run.records.values()),
+        sum(e.model.preemptions for e in engines),
+        steps,
+        run.starved_steps,
+        sum(e.busy_seconds for e in engines) / max(1, steps),
+        [seconds for e in engines for seconds in e.queue_seconds],
     )

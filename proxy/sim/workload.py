@@ -221,7 +221,7 @@ def _read_json(name: str, text: str) -> Iterator[Lengths | str]:
         if not isinstance(turns, list):
             yield "no list of turns under 'conversations'"
             continue
-        history = 0
+        history = 0.0
         found = False
         for turn in turns:
             turn = _loads_if_text(turn)

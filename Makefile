@@ -1,0 +1,56 @@
+# Everything that a fresh clone needs is set up by the targets themselves: Python 3.11+, make and pip are enough.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ENGINES ?=
+ARGS ?=
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help:  ## Show this help
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("slai-proxy needs Python 3.11 or later; set PYTHON=python3.x")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group test
+	@touch $@
+
+$(VENV)/.installed-check: $(VENV)/.installed-test
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group check
+	@touch $@
+
+.PHONY: setup run demo test check fix clean
+setup: $(VENV)/.installed-check  ## Install the project and its development tools into .venv
+
+run: $(VENV)/.installed  ## Start the proxy on :8000 (ENGINES=http://host:port,... or simulated ones; ARGS='more flags')
+	@$(BIN)/slai-proxy serve $(if $(ENGINES),--engines $(ENGINES)) $(ARGS)
+
+demo: $(VENV)/.installed  ## Replay one workload straight at two simulated engines and through the proxy, and compare
+	@$(BIN)/slai-loadgen demo $(ARGS)
+
+test: $(VENV)/.installed-test  ## Run the tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed-check  ## Format, lint, types, import contracts, tests with coverage
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+fix: $(VENV)/.installed-check  ## Format the code and mend what the linter can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## Remove the virtual environment and all caches
+	rm -rf $(VENV) .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

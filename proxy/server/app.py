@@ -1,0 +1,169 @@
+"""The aiohttp application: routes, start and end of what it owns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from proxy.config import Settings
+from proxy.core.engine import EngineLimits
+from proxy.core.events import DrainStarted
+from proxy.core.request import RejectReason
+from proxy.core.scheduler import Scheduler
+from proxy.server.answers import error_response
+from proxy.server.driver import Driver
+from proxy.server.generate import CHAT_PATH, Generator
+from proxy.server.passthrough import PassThrough
+from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.tracing import Tracing, otlp_exporter
+from proxy.upstream.client import EngineClient, Timeouts
+from proxy.upstream.probe import Prober
+from proxy.wire.errors import LocalFailure, answer
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Proxy:
+    """The parts of a running proxy, for whoever started it."""
+
+    settings: Settings
+    driver: Driver
+    client: EngineClient
+    metrics: Metrics
+    tracing: Tracing
+    prober: Prober
+    draining: bool = False
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.driver.scheduler
+
+    @property
+    def ready(self) -> bool:
+        return not self.draining and any(e.up for e in self.scheduler.engines)
+
+    def start_drain(self) -> None:
+        """Refuse what waits and what comes; streams in flight go on."""
+        self.draining = True
+        self.driver.feed(DrainStarted())
+
+
+PROXY = web.AppKey("proxy", Proxy)
+
+LimitsOf = Callable[[int | None], EngineLimits]
+
+
+def create_app(settings: Settings, *, limits: LimitsOf | None = None, tracing: Tracing | None = None) -> web.Application:
+    """Build the proxy's application; engines are probed and requests scheduled from its start to its cleanup.
+
+    ``limits`` gives an engine's limits from the size of its KV cache as it reports it; the settings' own by default.
+    Serve it with ``handler_cancellation=True``, or the requests of clients that leave go on.
+
+    Raises:
+        TracingUnavailableError: ``otlp_endpoint`` is set and the package for it is missing.
+    """
+    app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_errors])
+    if tracing is None:
+        tracing = Tracing.to(otlp_exporter(settings.otlp_endpoint)) if settings.otlp_endpoint else Tracing()
+
+    async def life(app: web.Application) -> AsyncIterator[None]:
+        classes = settings.request_classes()
+        driver = Driver(Scheduler(settings.scheduler_config()), asyncio.get_running_loop())
+        client = EngineClient(Timeouts(settings.connect_timeout_seconds, settings.idle_timeout_seconds))
+        metrics = Metrics(driver.scheduler, classes)
+        prober = Prober(
+            settings.engines,
+            limits or settings.engine_limits,
+            driver.feed,
+            interval_seconds=settings.probe_interval_seconds,
+        )
+        app[PROXY] = Proxy(settings, driver, client, metrics, tracing, prober)
+        app[_GENERATOR] = Generator(driver, client, metrics, tracing, classes, classes[settings.default_class])
+        app[_PASS_THROUGH] = PassThrough(driver.scheduler, client)
+        # Before the first request: who is there? An engine that is down now costs no more than its refusal.
+        await asyncio.gather(*(prober.look(probe) for probe in prober.probes))
+        async with asyncio.TaskGroup() as group:
+            probing = group.create_task(prober.run(), name="probes")
+            yield
+            probing.cancel()
+        driver.close()
+        await client.close()
+        await asyncio.to_thread(_close_telemetry, metrics, tracing)  # exporters flush, and wait for it
+
+    app.cleanup_ctx.append(life)
+    app.router.add_post(CHAT_PATH, _generate)
+    app.router.add_post("/v1/completions", _generate)
+    app.router.add_get("/v1/models", _models)
+    app.router.add_get("/livez", _livez)
+    app.router.add_get("/readyz", _readyz)
+    app.router.add_get("/health", _readyz)
+    app.router.add_get("/metrics", _metrics)
+    app.router.add_route("*", "/{path:.*}", _pass_through)
+    return app
+
+
+_GENERATOR = web.AppKey("generator", Generator)
+_PASS_THROUGH = web.AppKey("pass_through", PassThrough)
+
+
+def _close_telemetry(metrics: Metrics, tracing: Tracing) -> None:
+    metrics.close()
+    tracing.close()
+
+
+async def _generate(request: web.Request) -> web.StreamResponse:
+    return await request.app[_GENERATOR].handle(request)
+
+
+async def _pass_through(request: web.Request) -> web.StreamResponse:
+    return await request.app[_PASS_THROUGH].handle(request)
+
+
+async def _models(request: web.Request) -> web.StreamResponse:
+    models = request.app[PROXY].prober.models()
+    if not models:
+        return error_response(answer(RejectReason.NO_ENGINE))
+    return web.json_response({"object": "list", "data": models})
+
+
+async def _livez(_: web.Request) -> web.Response:
+    return web.Response(text="ok\n")
+
+
+async def _readyz(request: web.Request) -> web.Response:
+    proxy = request.app[PROXY]
+    engines = {e.id: "up" if e.up else "down" for e in proxy.scheduler.engines}
+    state = {"ready": proxy.ready, "draining": proxy.draining, "engines": engines}
+    return web.json_response(state, status=200 if proxy.ready else 503)
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    return web.Response(body=request.app[PROXY].metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        message = {"message": error.reason, "type": "invalid_request_error", "param": None, "code": None}
+        return web.Response(
+            status=error.status, body=json.dumps({"error": message}).encode(), content_type="application/json"
+        )
+    except ConnectionError:
+        raise
+    except Exception:
+        _log.exception("%s %s failed through a fault of the proxy", request.method, request.path)
+        return error_response(answer(LocalFailure.INTERNAL))

@@ -1,0 +1,103 @@
+"""The live shell of the scheduler: feeds it events, does what it answers, and keeps its one timer.
+
+Who ends a request: the handler that submitted it, in one ``finally``, by ``end``. The driver only hands decisions to
+the handler that waits for them; if that handler is gone meanwhile, its ``end`` gives back what it was granted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from proxy.core.actions import Action
+from proxy.core.events import Arrived, Ended, Event, NotStarted, TokensProduced
+from proxy.core.request import Request
+from proxy.core.scheduler import Scheduler
+
+Ticket = asyncio.Future[Action]
+"""Resolves to the scheduler's decision on a request: ``Dispatch`` or ``Reject``."""
+
+
+class Driver:
+    """Runs a scheduler on an event loop's clock; every method must be called on that loop."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        on_action: Callable[[Action, float], None] | None = None,
+    ) -> None:
+        """``clock`` must run with the loop's own: uvloop's shows whole milliseconds, too coarse to time tokens with."""
+        self.scheduler = scheduler
+        self._clock = clock
+        self._loop = loop
+        self._on_action = on_action
+        self._tickets: dict[str, Ticket] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def now(self) -> float:
+        """The time in whole microseconds, as the simulator has it: equal times, equal decisions."""
+        return round(self._clock(), 6)
+
+    def submit(self, request: Request, arrived_at: float) -> Ticket:
+        """Hand over a request that has been read; ``end`` must follow, whatever becomes of the ticket."""
+        ticket = self._ticket(request.id)
+        self.feed(Arrived(request, arrived_at))
+        return ticket
+
+    def not_started(self, request_id: str, back_off_seconds: float) -> Ticket:
+        """Give a dispatched request back to the queue, as its engine provably did not start it."""
+        ticket = self._ticket(request_id)
+        self.feed(NotStarted(request_id, back_off_seconds))
+        return ticket
+
+    def on_tokens(self, request_id: str, chunks: int, now: float) -> None:
+        """Tell of a read with token-bearing chunks; the path of every token, so kept short."""
+        if actions := self.scheduler.handle(TokensProduced(request_id, chunks), now):
+            self._perform(actions, now)
+
+    def end(self, request_id: str, tokens: int | None = None) -> None:
+        """Tell that a request is over. ``tokens``: length of an answer that was not streamed, if it told."""
+        self._tickets.pop(request_id, None)
+        self.feed(Ended(request_id, tokens))
+
+    def feed(self, event: Event) -> None:
+        """Tell the scheduler what happened and do what it wants done."""
+        now = self.now()
+        self._perform(self.scheduler.handle(event, now), now)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _ticket(self, request_id: str) -> Ticket:
+        ticket = self._tickets[request_id] = self._loop.create_future()
+        return ticket
+
+    def _perform(self, actions: list[Action], now: float) -> None:
+        for action in actions:
+            if self._on_action is not None:
+                self._on_action(action, now)
+            ticket = self._tickets.pop(action.request_id, None)
+            if ticket is not None and not ticket.done():
+                ticket.set_result(action)
+        self._arm()
+
+    def _arm(self) -> None:
+        deadline = self.scheduler.next_deadline()
+        if self._timer is not None:
+            if deadline is not None and self._timer.when() <= deadline:
+                return  # fires early enough, and finds nothing to do if that is too early
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None:
+            self._timer = self._loop.call_at(deadline, self._tick, deadline)
+
+    def _tick(self, deadline: float) -> None:
+        self._timer = None
+        # A loop may call a timer up to one clock tick early; the scheduler would find nothing due and ask again.
+        now = max(deadline, self.now())
+        self._perform(self.scheduler.tick(now), now)

@@ -1,0 +1,207 @@
+"""The way of a generation request: read, wait for the scheduler, send to an engine, relay, account.
+
+Bytes pass in both directions as they came; what is parsed is parsed beside them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aiohttp import ClientResponse, web
+from multidict import CIMultiDict
+
+from proxy.core.actions import Dispatch, Reject
+from proxy.core.request import Outcome, Request, RequestClass
+from proxy.server.answers import error_response
+from proxy.server.driver import Driver
+from proxy.server.meter import StreamMeter
+from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.report import RequestReport, TokenTimes
+from proxy.telemetry.tracing import Tracing
+from proxy.upstream.client import EngineClient, EngineError, read_chunks
+from proxy.wire import headers as wire_headers
+from proxy.wire.errors import ErrorAnswer, LocalFailure, UpstreamFailure, answer, bad_request, model_not_found
+from proxy.wire.openai import BadRequest, peek, read_usage
+
+_log = logging.getLogger(__name__)
+
+CHAT_PATH = "/v1/chat/completions"
+
+_BUSY = (429, 503)
+"""Statuses by which an engine says that its own queue is full: it has not started the request."""
+_BACK_OFF_SECONDS = 1.0
+_MAX_BACK_OFF_SECONDS = 30.0
+_MAX_USAGE_BODY_BYTES = 1 << 20
+"""A longer answer that is not streamed passes without a look at its usage."""
+
+
+@dataclass(slots=True)
+class Generator:
+    """Serves ``/v1/completions`` and ``/v1/chat/completions``."""
+
+    driver: Driver
+    client: EngineClient
+    metrics: Metrics
+    tracing: Tracing
+    classes: Mapping[str, RequestClass]
+    default_class: RequestClass
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Serve one request."""
+        arrived_at = self.driver.now()
+        chat = request.path == CHAT_PATH
+        client_id = wire_headers.request_id(request.headers) or uuid.uuid4().hex
+        report = RequestReport(
+            request_id=f"{next(self._numbers)}-{client_id}",  # clients repeat theirs
+            client_id=client_id,
+            operation="chat" if chat else "text_completion",
+            arrived_at=arrived_at,
+            request_class=self.default_class,
+        )
+        span = self.tracing.begin(request.headers, request.path, time.time_ns())
+        try:
+            body = await request.read()
+            view = peek(body, chat=chat)
+            report.request_class = wire_headers.request_class(request.headers, self.classes, self.default_class)
+            report.model, report.stream, report.max_tokens = view.model, view.stream, view.max_tokens
+            report.prompt_tokens = view.prompt_tokens
+            report.times = TokenTimes(report.request_class.tbt_seconds)
+            forwarded = CIMultiDict(wire_headers.forward_request_headers(request.headers))
+            forwarded["X-Request-Id"] = client_id
+            # A compressed stream could be relayed, but not measured.
+            forwarded["Accept-Encoding"] = "identity"
+            self.tracing.inject(span, forwarded)
+            return await self._schedule(request, report, forwarded, body)
+        except BadRequest as error:
+            return self._refuse(report, LocalFailure.BAD_REQUEST, bad_request(error))
+        except web.HTTPRequestEntityTooLarge:
+            return self._refuse(report, LocalFailure.BODY_TOO_LARGE, answer(LocalFailure.BODY_TOO_LARGE))
+        except (asyncio.CancelledError, ConnectionError):
+            # The handler is cancelled, or a write fails, when the client leaves.
+            report.outcome = report.outcome or Outcome.CLIENT_GONE
+            raise
+        except Exception:
+            _log.exception("request %s failed through a fault of the proxy", report.request_id)
+            report.outcome, report.reason = Outcome.REJECTED, str(LocalFailure.INTERNAL)
+            raise
+        finally:
+            whole = None if report.stream else report.completion_tokens
+            self.driver.end(report.request_id, whole)
+            report.ended_at = self.driver.now()
+            self.metrics.record(report)
+            self.tracing.end(span, report, report.ended_at, time.time_ns())
+
+    async def _schedule(
+        self, request: web.Request, report: RequestReport, forwarded: CIMultiDict[str], body: bytes
+    ) -> web.StreamResponse:
+        ticket = self.driver.submit(
+            Request(
+                report.request_id,
+                report.prompt_tokens,
+                model=report.model,
+                max_tokens=report.max_tokens,
+                request_class=report.request_class,
+                size_bytes=len(body),
+            ),
+            report.arrived_at,
+        )
+        while True:
+            match await ticket:
+                case Reject(_, reason, retry_after_seconds):
+                    told = answer(reason, retry_after_seconds=retry_after_seconds)
+                    if told.status == 404:
+                        told = model_not_found(report.model)
+                    return self._refuse(report, reason, told)
+                case Dispatch(_, engine_id):
+                    report.engine_id, report.dispatched_at = engine_id, self.driver.now()
+                    report.dispatches += 1
+            back_off_seconds = _BACK_OFF_SECONDS
+            try:
+                async with self.client.send(
+                    engine_id, request.method, request.rel_url.raw_path_qs, forwarded.items(), body
+                ) as upstream:
+                    if upstream.status not in _BUSY:
+                        return await self._relay(request, report, upstream)
+                    back_off_seconds = _back_off(upstream)
+            except EngineError as error:
+                if error.failure is not UpstreamFailure.CONNECT_FAILED:
+                    report.outcome, report.reason = Outcome.ENGINE_FAILED, str(error.failure)
+                    report.status = answer(error.failure).status
+                    return _error(report, answer(error.failure))
+            # The engine provably has not started: back to the request's old place in the queue.
+            ticket = self.driver.not_started(report.request_id, back_off_seconds)
+
+    async def _relay(
+        self, request: web.Request, report: RequestReport, upstream: ClientResponse
+    ) -> web.StreamResponse:
+        report.status = upstream.status
+        streamed = upstream.content_type == "text/event-stream"
+        response = web.StreamResponse(
+            status=upstream.status,
+            reason=upstream.reason,
+            headers=CIMultiDict(wire_headers.forward_response_headers(upstream.headers, keep_content_length=True)),
+        )
+        response.headers.setdefault("X-Request-Id", report.client_id)
+        await response.prepare(request)
+        meter = StreamMeter(report, self.metrics.tbt(report.request_class.name), self.driver.on_tokens)
+        kept: bytearray | None = bytearray()
+        try:
+            async for data in read_chunks(upstream):
+                await response.write(data)
+                if streamed:
+                    meter.on_read(data, self.driver.now())
+                elif kept is not None:
+                    kept += data
+                    if len(kept) > _MAX_USAGE_BODY_BYTES:
+                        kept = None
+        except EngineError as error:
+            await self._tell_cut(request, response, meter if streamed else None, error.failure)
+            report.outcome, report.reason = Outcome.ENGINE_FAILED, str(error.failure)
+            return response
+        if upstream.status >= 400 or meter.error:
+            report.outcome, report.reason = Outcome.ENGINE_ERROR, f"engine_{upstream.status}"
+        else:
+            report.outcome = Outcome.COMPLETED
+        if kept and not streamed:
+            prompt_tokens, report.completion_tokens = read_usage(bytes(kept))
+            report.prompt_tokens = prompt_tokens or report.prompt_tokens
+        await response.write_eof()
+        return response
+
+    async def _tell_cut(
+        self, request: web.Request, response: web.StreamResponse, meter: StreamMeter | None, failure: UpstreamFailure
+    ) -> None:
+        """End an answer that the engine cut: one error event in a stream, a cut of our own in anything else."""
+        if meter is None:
+            # A whole body cannot say that it is incomplete, but a connection that closes too early does.
+            if request.transport is not None:
+                request.transport.abort()
+            return
+        frame = answer(failure).sse_frame()
+        await response.write(frame if meter.at_boundary else b"\n\n" + frame)
+        await response.write_eof()
+
+    def _refuse(self, report: RequestReport, reason: str, told: ErrorAnswer) -> web.Response:
+        report.outcome, report.reason, report.status = Outcome.REJECTED, str(reason), told.status
+        return _error(report, told)
+
+
+def _error(report: RequestReport, told: ErrorAnswer) -> web.Response:
+    response = error_response(told)
+    response.headers["X-Request-Id"] = report.client_id
+    return response
+
+
+def _back_off(upstream: ClientResponse) -> float:
+    try:
+        asked = float(upstream.headers.get("Retry-After", ""))
+    except ValueError:
+        return _BACK_OFF_SECONDS
+    return min(max(asked, 0.1), _MAX_BACK_OFF_SECONDS)

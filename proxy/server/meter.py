@@ -1,0 +1,63 @@
+"""Timing the tokens of a stream while its bytes pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from proxy.telemetry.metrics import TbtHistogram
+from proxy.telemetry.report import RequestReport
+from proxy.wire.openai import read_chunk
+from proxy.wire.sse import EventSplitter
+
+
+class StreamMeter:
+    """Observes one stream of server-sent events; it never touches the bytes.
+
+    The first *visible* token stops the TTFT clock. A token whose text the engine holds back (half a character, the
+    start of a stop string) is a sign of life for the scheduler and ends a gap between tokens, but shows nothing yet.
+    """
+
+    __slots__ = ("_histogram", "_on_tokens", "_report", "_splitter", "done", "error", "finished")
+
+    def __init__(
+        self, report: RequestReport, histogram: TbtHistogram, on_tokens: Callable[[str, int, float], None]
+    ) -> None:
+        self._report = report
+        self._histogram = histogram
+        self._on_tokens = on_tokens
+        self._splitter = EventSplitter()
+        self.done = False
+        """The stream's own end marker has passed."""
+        self.finished = False
+        """A finish reason has passed."""
+        self.error = False
+        """The engine reported an error inside the stream."""
+
+    @property
+    def at_boundary(self) -> bool:
+        return self._splitter.at_boundary
+
+    def on_read(self, data: bytes, now: float) -> None:
+        """Look at one read of the stream that came at ``now``."""
+        report = self._report
+        chunks, visible = 0, report.times.first_at is not None
+        for payload in self._splitter.feed(data):
+            view = read_chunk(payload)
+            if view.visible:
+                visible = True
+                chunks += 1
+            elif view.held_back:
+                chunks += 1
+            if view.completion_tokens is not None:
+                report.completion_tokens = view.completion_tokens
+                report.prompt_tokens = view.prompt_tokens or report.prompt_tokens
+            self.done |= view.done
+            self.finished |= view.finish_reason is not None
+            self.error |= view.error
+        if not chunks:
+            return
+        if visible:
+            gap = report.times.on_read(now, chunks)
+            if gap is not None:
+                self._histogram.observe(gap)
+        self._on_tokens(report.request_id, chunks, now)

@@ -1,0 +1,99 @@
+"""From settings to a listening proxy, and from a signal to its orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from proxy.server.app import PROXY, Proxy, create_app
+from proxy.sim.engine import EngineConfig
+from proxy.sim.http import start_engines, stop_engines
+from proxy.sim.profiles import PROFILES
+from proxy.sim.simulator import limits_of
+
+if TYPE_CHECKING:
+    from proxy.config import Settings
+    from proxy.core.engine import EngineLimits
+
+_log = logging.getLogger(__name__)
+
+_BACKLOG = 4096
+_SHUTDOWN_SECONDS = 1.0
+SIMULATED_MODEL = "simulated"
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once.
+
+    Raises:
+        OSError: the address is not free or not ours.
+    """
+    stop = asyncio.Event()
+    now = asyncio.Event()
+
+    def on_signal() -> None:
+        (now if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+
+    async with AsyncExitStack() as stack:
+        simulated: EngineLimits | None = None
+        if not settings.engines:
+            config = EngineConfig(PROFILES[settings.sim_profile])
+            engines = await start_engines(
+                [0] * settings.sim_engines, config, model=SIMULATED_MODEL, speed=settings.sim_speed
+            )
+            stack.push_async_callback(stop_engines, engines)
+            settings = settings.model_copy(update={"engines": tuple(engine.url for engine in engines)})
+            simulated = limits_of(config)
+        app = create_app(settings, limits=None if simulated is None else lambda _: simulated)
+        runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS, tcp_keepalive=True
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        site = web.TCPSite(runner, settings.host, settings.port, backlog=_BACKLOG)
+        await site.start()
+        proxy = app[PROXY]
+        _greet(proxy, runner)
+        await stop.wait()
+        await _drain(proxy, now)
+
+
+def _greet(proxy: Proxy, runner: web.AppRunner) -> None:
+    host, port, *_ = runner.addresses[0]
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    models = [str(model["id"]) for model in proxy.prober.models()]
+    up = sum(engine.up for engine in proxy.scheduler.engines)
+    body = f'{{"model": "{models[0] if models else "MODEL"}", "stream": true, "max_tokens": 20, "prompt": "Hello"}}'
+    print(
+        f"slai-proxy listens on http://{host}:{port} and schedules for {up} of {len(proxy.scheduler.engines)} engines:\n"
+        + "".join(f"  {e.id} {'up' if e.up else 'down'}\n" for e in proxy.scheduler.engines)
+        + f"Try it:\n  curl -N http://{host}:{port}/v1/completions -H 'Content-Type: application/json' -d '{body}'\n"
+        f"Metrics: http://{host}:{port}/metrics    Stop: Ctrl-C",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+async def _drain(proxy: Proxy, at_once: asyncio.Event) -> None:
+    """Let what is in flight end, for as long as the settings say or until a second signal."""
+    proxy.start_drain()
+    if proxy.scheduler.dispatched:
+        _log.info("draining: %d requests in flight; a second signal ends at once", proxy.scheduler.dispatched)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + proxy.settings.drain_seconds
+    while proxy.scheduler.dispatched and not at_once.is_set() and loop.time() < deadline:
+        try:
+            async with asyncio.timeout(min(0.1, deadline - loop.time())):
+                await at_once.wait()
+        except TimeoutError:
+            continue

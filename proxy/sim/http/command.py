@@ -1,0 +1,59 @@
+"""``slai-proxy engine``: simulated vLLM servers on ports of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+
+from proxy.sim.engine import EngineConfig
+from proxy.sim.http.app import start_engines, stop_engines
+from proxy.sim.profiles import PROFILES
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to a parser's."""
+    parser = commands.add_parser(
+        "engine",
+        help="start simulated vLLM servers",
+        description="Start simulated vLLM servers in this process, until Ctrl-C. They answer like vLLM, at the pace of "
+        "the GPU that they imitate.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        epilog="example: slai-proxy engine --ports 8101,8102 --speed 4",
+    )
+    parser.add_argument("--ports", default="8101", help="one engine for each of these ports, with commas; 0 is any free one")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--profile", choices=sorted(PROFILES), default="rtx6000ada", help="GPU to imitate")
+    parser.add_argument("--token-budget", type=int, default=512, help="--max-num-batched-tokens of each engine")
+    parser.add_argument("--max-num-seqs", type=int, default=128, help="--max-num-seqs of each engine")
+    parser.add_argument("--model", default="simulated", help="name of the model that they serve")
+    parser.add_argument("--speed", type=float, default=1.0, help="how many times faster than real time")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal; returns the exit code."""
+    try:
+        ports = [int(port) for port in options.ports.split(",")]
+        config = EngineConfig(PROFILES[options.profile], options.token_budget, options.max_num_seqs)
+        if options.speed <= 0 or not all(0 <= port <= 65535 for port in ports):
+            raise ValueError("ports lie in 0..65535 and --speed is positive")
+    except ValueError as error:
+        print(f"slai-proxy engine: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    try:
+        asyncio.run(_serve(options, ports, config))
+    except OSError as error:
+        print(f"slai-proxy engine: cannot listen: {error.strerror}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+async def _serve(options: argparse.Namespace, ports: list[int], config: EngineConfig) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    engines = await start_engines(ports, config, model=options.model, speed=options.speed, host=options.host)
+    print(",".join(engine.url for engine in engines), flush=True)  # noqa: T201
+    await stop.wait()
+    await stop_engines(engines)

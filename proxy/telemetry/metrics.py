@@ -1,0 +1,176 @@
+"""Every metric of the proxy: its name, unit and labels. Nothing else names one.
+
+Instruments are OpenTelemetry's and are also exposed for Prometheus at ``/metrics``. Per request they cost a few
+microseconds each; per token that would be half the price of relaying it, so the pooled TBT histogram counts in a
+plain list and joins the others when somebody scrapes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.resources import Resource
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from proxy import __version__
+from proxy.core.request import Outcome
+
+if TYPE_CHECKING:
+    from proxy.core.engine import EngineBelief
+    from proxy.core.scheduler import Scheduler
+    from proxy.telemetry.report import RequestReport
+
+_TTFT_EDGES = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+_TBT_EDGES = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
+_QUEUE_EDGES = (0.0001, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_DURATION_EDGES = (0.1, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1800)
+
+OTHER = "other"
+"""Label value that stands for whatever is not known beforehand: clients must not be able to make series."""
+
+
+class TbtHistogram:
+    """Counts of gaps between tokens for one class; as cheap as a list index."""
+
+    __slots__ = ("counts", "sum")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_TBT_EDGES) + 1)
+        self.sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(_TBT_EDGES, seconds)] += 1
+        self.sum += seconds
+
+
+class Metrics:
+    """The proxy's instruments; one per process, made by the application and handed to whoever records."""
+
+    def __init__(self, scheduler: Scheduler, class_names: Iterable[str]) -> None:
+        self.registry = CollectorRegistry()
+        self._scheduler = scheduler
+        self._tbt = {name: TbtHistogram() for name in class_names}
+        reader = PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=self.registry)
+        self._provider = MeterProvider(
+            [reader], resource=Resource.create({"service.name": "slai-proxy", "service.version": __version__})
+        )
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
+        self.registry.register(_TbtCollector(self._tbt))
+        meter = self._provider.get_meter("slai-proxy", __version__)
+
+        def histogram(name: str, description: str, edges: tuple[float, ...]) -> Any:
+            return meter.create_histogram(
+                name, unit="s", description=description, explicit_bucket_boundaries_advisory=edges
+            )
+
+        # Standard names where OpenTelemetry's GenAI conventions have one. A proxy is the GenAI server to its clients.
+        self._duration = histogram("gen_ai.server.request.duration", "Arrival to end of the answer", _DURATION_EDGES)
+        self._ttft = histogram("gen_ai.server.time_to_first_token", "Arrival to first token, queue included", _TTFT_EDGES)
+        self._tpot = histogram("gen_ai.server.time_per_output_token", "Mean TBT of a request", _TBT_EDGES)
+        self._tbt_max = histogram("slai.request.tbt.max", "Longest TBT of a request", _TBT_EDGES)
+        self._tbt_p99 = histogram("slai.request.tbt.p99", "99th percentile of a request's TBT", _TBT_EDGES)
+        self._queue = histogram("slai.queue.duration", "Arrival to dispatch", _QUEUE_EDGES)
+        self._requests = meter.create_counter("slai.requests", description="Generation requests by outcome")
+        self._reasons = meter.create_counter("slai.failures", description="Requests refused or failed, by reason")
+        self._misses = meter.create_counter("slai.deadline.misses", description="Deadlines missed, by kind: ttft or tbt")
+        self._tokens = meter.create_counter("slai.tokens", description="Prompt and output tokens of ended requests")
+        self._declare_gauges(meter)
+        for name in self._tbt:  # so that the series exist before the first event
+            for outcome in Outcome:
+                self._requests.add(0, {"class": name, "outcome": outcome.value})
+            for kind in ("ttft", "tbt"):
+                self._misses.add(0, {"class": name, "kind": kind})
+
+    def tbt(self, class_name: str) -> TbtHistogram:
+        """The pooled TBT of a configured class."""
+        return self._tbt[class_name]
+
+    def record(self, report: RequestReport) -> None:
+        """Record a request that has ended."""
+        name = report.request_class.name
+        kind = {"class": name}
+        outcome = report.outcome or Outcome.ENGINE_FAILED
+        self._requests.add(1, {**kind, "outcome": outcome.value})
+        if report.reason is not None:
+            self._reasons.add(1, {"reason": report.reason})
+        if report.queue_seconds is not None:
+            self._queue.record(report.queue_seconds, kind)
+        if report.missed_ttft:
+            self._misses.add(1, {**kind, "kind": "ttft"})
+        times = report.times
+        if times.misses:
+            self._misses.add(times.misses, {**kind, "kind": "tbt"})
+        if outcome is not Outcome.COMPLETED or report.ended_at is None:
+            return
+        labels = {
+            "gen_ai.operation.name": report.operation,
+            "gen_ai.provider.name": "vllm",
+            "gen_ai.request.model": self._known_model(report.model),
+            **kind,
+        }
+        self._duration.record(report.ended_at - report.arrived_at, labels)
+        self._tokens.add(report.prompt_tokens, {"direction": "input", **kind})
+        self._tokens.add(report.completion_tokens or times.chunks, {"direction": "output", **kind})
+        if report.ttft_seconds is not None:
+            self._ttft.record(report.ttft_seconds, labels)
+        if (mean := times.gap_mean()) is not None:
+            self._tpot.record(mean, labels)
+            self._tbt_max.record(times.gap_max, kind)
+            self._tbt_p99.record(times.gap_p99() or 0.0, kind)
+
+    def exposition(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+    def _known_model(self, model: str) -> str:
+        return model if any(model in e.models for e in self._scheduler.engines) else OTHER
+
+    def _declare_gauges(self, meter: Any) -> None:
+        scheduler = self._scheduler
+
+        def gauge(name: str, description: str, read: Callable[[], float], unit: str = "") -> None:
+            meter.create_observable_gauge(name, [lambda _: [Observation(read())]], unit=unit, description=description)
+
+        def engine_gauge(name: str, description: str, read: Callable[[EngineBelief], float], unit: str = "") -> None:
+            def observe(_: CallbackOptions) -> Iterator[Observation]:
+                return (Observation(read(engine), {"engine": engine.id}) for engine in scheduler.engines)
+
+            meter.create_observable_gauge(name, [observe], unit=unit, description=description)
+
+        gauge("slai.queue.requests", "Requests that wait", lambda: scheduler.waiting)
+        gauge("slai.queue.tokens", "Prompt tokens that wait", lambda: scheduler.waiting_tokens)
+        gauge("slai.queue.size", "Bodies of waiting requests", lambda: scheduler.waiting_bytes, "By")
+        engine_gauge("slai.engine.up", "1 if the engine gets requests", lambda e: e.up)
+        engine_gauge("slai.engine.requests", "Requests dispatched and not over", lambda e: e.outstanding)
+        engine_gauge("slai.engine.decodes", "Streams past their first token", lambda e: e.decodes)
+        engine_gauge("slai.engine.backlog.tokens", "Released prompt tokens not worked on yet", lambda e: e.backlog)
+        engine_gauge("slai.engine.kv.tokens", "KV cache in use, as we count it", lambda e: e.kv_tokens)
+        engine_gauge("slai.engine.kv.capacity.tokens", "KV cache; 0 unknown", lambda e: e.limits.kv_tokens or 0)
+        engine_gauge("slai.engine.step.duration", "Usual engine step, as we see it", lambda e: e.step_seconds, "s")
+
+
+class _TbtCollector(Collector):
+    def __init__(self, histograms: dict[str, TbtHistogram]) -> None:
+        self._histograms = histograms
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        family = HistogramMetricFamily("slai_tbt_seconds", "Gaps between tokens of all streams", labels=["class"])
+        for name, histogram in self._histograms.items():
+            total = 0
+            buckets: list[tuple[str, float]] = []
+            for edge, count in zip((*map(str, _TBT_EDGES), "+Inf"), histogram.counts, strict=True):
+                total += count
+                buckets.append((edge, total))
+            family.add_metric([name], buckets, sum_value=histogram.sum)
+        yield family

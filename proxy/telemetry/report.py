@@ -1,0 +1,101 @@
+"""What is known about a request when it is over: the one thing that metrics, spans and logs are made from."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from math import ceil
+
+from proxy.core.request import Outcome, RequestClass
+
+MAX_GAPS = 16_384
+"""Gaps of one stream that are kept for its p99; the maximum, the mean and the misses cover all of them."""
+
+
+@dataclass(slots=True)
+class TokenTimes:
+    """When a stream's tokens passed through the proxy, on the event loop's clock.
+
+    A gap lies between two reads that brought tokens: tokens which the engine or the network delivered together
+    ended one wait of the client, not several.
+    """
+
+    tbt_seconds: float | None = None
+    """The deadline for every gap, if there is one."""
+    first_at: float | None = None
+    last_at: float | None = None
+    chunks: int = 0
+    """Token-bearing chunks."""
+    gaps: array[float] = field(default_factory=lambda: array("f"))
+    gap_count: int = 0
+    gap_max: float = 0.0
+    misses: int = 0
+
+    def on_read(self, now: float, chunks: int) -> float | None:
+        """Note a read with ``chunks`` token-bearing chunks; return the gap that it ended, if any."""
+        self.chunks += chunks
+        last_at, self.last_at = self.last_at, now
+        if last_at is None:
+            self.first_at = now
+            return None
+        gap = now - last_at
+        self.gap_count += 1
+        if gap > self.gap_max:
+            self.gap_max = gap
+        if self.tbt_seconds is not None and gap > self.tbt_seconds:
+            self.misses += 1
+        if self.gap_count <= MAX_GAPS:
+            self.gaps.append(gap)
+        return gap
+
+    def gap_mean(self) -> float | None:
+        if self.first_at is None or self.last_at is None or not self.gap_count:
+            return None
+        return (self.last_at - self.first_at) / self.gap_count
+
+    def gap_p99(self) -> float | None:
+        """The smallest gap that at least 99 % of the kept ones do not exceed."""
+        return sorted(self.gaps)[ceil(0.99 * len(self.gaps)) - 1] if self.gaps else None
+
+
+@dataclass(slots=True)
+class RequestReport:
+    """One generation request; times are seconds on the driver's clock."""
+
+    request_id: str
+    client_id: str
+    """``x-request-id``: the client's own if it sent one."""
+    operation: str
+    """``chat`` or ``text_completion``, as OpenTelemetry's GenAI conventions have it."""
+    arrived_at: float
+    request_class: RequestClass
+    model: str = ""
+    stream: bool = False
+    prompt_tokens: int = 0
+    """Estimated when the request came, the engine's own figure if it told one."""
+    max_tokens: int | None = None
+    dispatched_at: float | None = None
+    engine_id: str | None = None
+    dispatches: int = 0
+    times: TokenTimes = field(default_factory=TokenTimes)
+    completion_tokens: int | None = None
+    outcome: Outcome | None = None
+    reason: str | None = None
+    """Of a refusal or failure; a short word from a fixed set."""
+    status: int | None = None
+    ended_at: float | None = None
+
+    @property
+    def ttft_seconds(self) -> float | None:
+        """From arrival to the first token that a client can see; ``None`` where the answer was not streamed."""
+        return None if self.times.first_at is None else self.times.first_at - self.arrived_at
+
+    @property
+    def queue_seconds(self) -> float | None:
+        """Time in the proxy's queue, until the last dispatch."""
+        return None if self.dispatched_at is None else self.dispatched_at - self.arrived_at
+
+    @property
+    def missed_ttft(self) -> bool:
+        limit, ttft = self.request_class.ttft_seconds, self.ttft_seconds
+        return limit is not None and ttft is not None and ttft > limit

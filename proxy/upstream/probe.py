@@ -1,0 +1,140 @@
+"""Watching engines: is it healthy, which models does it serve, how large is its KV cache?
+
+Each engine has its own loop, so that a slow one delays no other, and no request ever waits for a probe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from proxy.core.engine import EngineLimits
+from proxy.core.events import EngineDown, EngineUp
+
+_log = logging.getLogger(__name__)
+
+_FAILURES_UNTIL_DOWN = 2
+"""One slow answer of a busy server is no outage; a refused connection is one at once."""
+
+_CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_MAX_MODELS = 1000
+
+
+@dataclass(slots=True)
+class EngineProbe:
+    """What the probe of one engine has found so far."""
+
+    base_url: str
+    up: bool = False
+    models: list[dict[str, Any]] = field(default_factory=list)
+    """Entries of its ``/v1/models``, as it sent them."""
+    kv_tokens: int | None = None
+    failures: int = 0
+    announced: EngineUp | EngineDown | None = None
+
+
+Announce = Callable[[EngineUp | EngineDown], None]
+
+
+class Prober:
+    """Probes every engine at a fixed interval and announces what changes."""
+
+    def __init__(
+        self,
+        base_urls: tuple[str, ...],
+        limits: Callable[[int | None], EngineLimits],
+        announce: Announce,
+        *,
+        interval_seconds: float,
+    ) -> None:
+        self.probes = [EngineProbe(url) for url in base_urls]
+        self._limits = limits
+        self._announce = announce
+        self._interval_seconds = interval_seconds
+        timeout = max(2.0, interval_seconds)
+        self._client = httpx.AsyncClient(timeout=timeout, trust_env=False, follow_redirects=False)
+
+    async def run(self) -> None:
+        """Probe until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for probe in self.probes:
+                    group.create_task(self._watch(probe), name=f"probe {probe.base_url}")
+        finally:
+            await self._client.aclose()
+
+    def models(self) -> list[dict[str, Any]]:
+        """The models of all engines that are up; the first engine's entry for each id."""
+        entries: dict[str, dict[str, Any]] = {}
+        for probe in self.probes:
+            for model in probe.models if probe.up else ():
+                entries.setdefault(str(model["id"]), model)
+        return list(entries.values())
+
+    async def _watch(self, probe: EngineProbe) -> None:
+        while True:
+            await self.look(probe)
+            await asyncio.sleep(self._interval_seconds)
+
+    async def look(self, probe: EngineProbe) -> None:
+        """Probe one engine once and announce a change."""
+        try:
+            (await self._client.get(probe.base_url + "/health")).raise_for_status()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            refused = isinstance(error, httpx.ConnectError)
+            probe.failures = _FAILURES_UNTIL_DOWN if refused else probe.failures + 1
+            if probe.failures >= _FAILURES_UNTIL_DOWN and (probe.up or probe.announced is None):
+                self._set_down(probe, type(error).__name__)
+            return
+        probe.failures = 0
+        models = await self._get_models(probe)
+        probe.models = probe.models if models is None else models
+        probe.kv_tokens = await self._get_kv_tokens(probe) or probe.kv_tokens
+        up = EngineUp(
+            probe.base_url, self._limits(probe.kv_tokens), frozenset(str(model["id"]) for model in probe.models)
+        )
+        if not probe.up or up != probe.announced:
+            if not probe.up:
+                _log.info("engine %s is up: models %s, KV cache %s tokens", up.engine_id, sorted(up.models), probe.kv_tokens)
+            probe.up, probe.announced = True, up
+            self._announce(up)
+
+    def _set_down(self, probe: EngineProbe, why: str) -> None:
+        _log.warning("engine %s is down: %s", probe.base_url, why)
+        probe.up = False
+        probe.announced = EngineDown(probe.base_url)
+        self._announce(probe.announced)
+
+    async def _get_models(self, probe: EngineProbe) -> list[dict[str, Any]] | None:
+        try:
+            answer = await self._client.get(probe.base_url + "/v1/models")
+            entries = answer.raise_for_status().json()["data"]
+            return [entry for entry in entries if isinstance(entry.get("id"), str)][:_MAX_MODELS]
+        except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):
+            return None  # an engine without this endpoint is taken to serve any model
+
+    async def _get_kv_tokens(self, probe: EngineProbe) -> int | None:
+        try:
+            text = (await self._client.get(probe.base_url + "/metrics")).raise_for_status().text
+        except httpx.HTTPError:
+            return None
+        return read_kv_tokens(text)
+
+
+def read_kv_tokens(metrics: str) -> int | None:
+    """Return the size of the KV cache from vLLM's ``/metrics``: the sum over its data-parallel engines, in tokens."""
+    total = 0
+    for match in _CACHE_CONFIG.finditer(metrics):
+        labels = dict(_LABEL.findall(match[1]))
+        try:
+            total += int(labels["num_gpu_blocks"]) * int(labels["block_size"])
+        except (KeyError, ValueError):
+            return None
+    return total or None
