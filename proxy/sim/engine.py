@@ -199,7 +199,7 @@ class SimulatedEngine:
         return produced
 
     def _admit(self, batch: list[tuple[_Sequence, int]], budget: int) -> list[str]:
-        """Take in waiting prompts first come, first served, add their first chunks to ``batch`` and return their ids."""
+        """Take in waiting prompts, first come, first served; add their first chunks to ``batch``, return their ids."""
         config, running = self.config, self._running
         admitted: list[str] = []
         reserve = int(config.watermark * config.blocks)
