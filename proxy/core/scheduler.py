@@ -99,9 +99,7 @@ class Scheduler:
         refused: list[Action] = []
         match event:
             case TokensProduced(request_id, chunks):
-                entry = self._entries.get(request_id)
-                if entry is None or entry.engine is None or not entry.engine.on_tokens(request_id, chunks, now):
-                    return []  # no step has ended: nothing can have become releasable
+                return self.on_tokens(request_id, chunks, now)
             case Arrived(request, arrived_at):
                 refused = self._enqueue(request, now if arrived_at is None else arrived_at, now)
             case Ended(request_id, tokens):
@@ -118,6 +116,13 @@ class Scheduler:
             case _:
                 assert_never(event)
         return refused + self._release(now) if self._queues else refused
+
+    def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action]:
+        """``handle(TokensProduced(request_id, chunks), now)`` without the event: it comes once per token."""
+        entry = self._entries.get(request_id)
+        if entry is None or entry.engine is None or not entry.engine.on_tokens(request_id, chunks, now):
+            return []  # no step has ended: nothing can have become releasable
+        return self._release(now) if self._queues else []
 
     def tick(self, now: float) -> list[Action]:
         """Do what has become due by ``now``."""

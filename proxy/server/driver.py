@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from proxy.core.actions import Action
-from proxy.core.events import Arrived, Ended, Event, NotStarted, TokensProduced
+from proxy.core.events import Arrived, Ended, Event, NotStarted
 from proxy.core.request import Request
 from proxy.core.scheduler import Scheduler
 
@@ -56,7 +56,7 @@ class Driver:
 
     def on_tokens(self, request_id: str, chunks: int, now: float) -> None:
         """Tell of a read with token-bearing chunks; the path of every token, so kept short."""
-        if actions := self.scheduler.handle(TokensProduced(request_id, chunks), now):
+        if actions := self.scheduler.on_tokens(request_id, chunks, now):
             self._perform(actions, now)
 
     def end(self, request_id: str, tokens: int | None = None) -> None:

@@ -1,0 +1,150 @@
+"""How long an engine's next step will take, learnt from the steps that it has taken.
+
+``t = a + b * prefill + c * decodes + d * kv`` (seconds): least squares over the past steps, older ones counting less, with
+a prior that holds for whatever has not been seen. A step that took far longer than predicted (a pause of the host, a read
+that came late) says little about the engine, so residuals are weighted as Huber does. No coefficient is ever negative:
+more work never looks shorter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class StepLoad(NamedTuple):
+    """What is in a step: prompt tokens, decodes, and the summed context of those decodes in tokens."""
+
+    prefill_tokens: int
+    decodes: int
+    kv_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepCoefficients:
+    """Seconds: fixed, per prompt token, per decode, per token of KV cache read."""
+
+    fixed: float
+    per_prefill_token: float
+    per_decode: float
+    per_kv_token: float
+
+
+PRIOR = StepCoefficients(0.02, 5e-5, 5e-5, 1.5e-7)
+"""A 7B model on a mid-range GPU: of use only until some hundred steps have been seen."""
+
+# Features are scaled to lie around one, which keeps the normal equations well conditioned.
+_SCALE = (1.0, 1e-3, 1e-2, 1e-5)
+_PRIOR_DEVIATION = (2e-2, 1e-1, 3e-2, 3e-2)
+"""How far the scaled coefficients may lie from the prior's, in seconds."""
+_NOISE_SECONDS = 2e-3
+_HUBER_DEVIATIONS = 2.0
+_FORGETTING = 0.999
+_SOLVE_EVERY = 8
+_TRUSTED_STEPS = 200
+_ERROR_WEIGHT = 0.02
+_ERROR_PERCENTILE = 0.95
+
+
+class OnlineStepModel:
+    """The fit for one engine; some microseconds per step."""
+
+    def __init__(self, prior: StepCoefficients = PRIOR) -> None:
+        self._prior = [c / s for c, s in zip(_as_tuple(prior), _SCALE, strict=True)]
+        self._theta = list(self._prior)
+        self._precision = [(_NOISE_SECONDS / d) ** 2 for d in _PRIOR_DEVIATION]
+        self._gram = [[0.0] * 4 for _ in range(4)]
+        self._moment = [0.0] * 4
+        self.steps = 0
+        self.error_p95_seconds = 0.02
+        """Running 95th percentile of how much longer steps took than predicted; never negative."""
+        self.error_mean_seconds = 0.01
+        """Moving average of the absolute error."""
+
+    @property
+    def trusted(self) -> bool:
+        """Whether enough steps have been seen for the fit to be better than a guess."""
+        return self.steps >= _TRUSTED_STEPS
+
+    @property
+    def coefficients(self) -> StepCoefficients:
+        return StepCoefficients(*(t * s for t, s in zip(self._theta, _SCALE, strict=True)))
+
+    def predict(self, load: StepLoad) -> float:
+        """Return the expected duration of a step in seconds."""
+        theta = self._theta
+        return (
+            theta[0]
+            + theta[1] * load[0] * _SCALE[1]
+            + theta[2] * load[1] * _SCALE[2]
+            + theta[3] * load[2] * _SCALE[3]
+        )
+
+    def prefill_tokens_within(self, seconds: float, decodes: int, kv_tokens: int) -> int:
+        """Return how many prompt tokens a step with these decodes may hold to last at most ``seconds``; 0 if none."""
+        per_token = self._theta[1] * _SCALE[1]
+        spare = seconds - self.predict(StepLoad(0, decodes, kv_tokens))
+        if spare <= 0:
+            return 0
+        return int(spare / per_token) if per_token > spare * 1e-9 else 1_000_000_000
+
+    def observe(self, load: StepLoad, seconds: float) -> None:
+        """Learn from a step whose content is known."""
+        x = (1.0, load[0] * _SCALE[1], load[1] * _SCALE[2], load[2] * _SCALE[3])
+        residual = seconds - self.predict(load)
+        self._note_error(residual)
+        width = _HUBER_DEVIATIONS * max(_NOISE_SECONDS, self.error_mean_seconds)
+        weight = 1.0 if abs(residual) <= width else width / abs(residual)
+        for i in range(4):
+            wx = weight * x[i]
+            self._moment[i] = _FORGETTING * self._moment[i] + wx * seconds
+            row = self._gram[i]
+            for j in range(i + 1):
+                row[j] = _FORGETTING * row[j] + wx * x[j]
+        self.steps += 1
+        if self.steps % _SOLVE_EVERY == 0:
+            self._solve()
+
+    def _solve(self) -> None:
+        """Minimise the weighted squares plus the prior's; coefficients that come out negative are held at zero."""
+        free = [0, 1, 2, 3]
+        while True:
+            matrix = [[self._gram[max(i, j)][min(i, j)] for j in free] for i in free]
+            vector = [self._moment[i] + self._precision[i] * self._prior[i] for i in free]
+            for k, i in enumerate(free):
+                matrix[k][k] += self._precision[i]
+            solution = _solve_positive_definite(matrix, vector)
+            if all(value >= 0 for value in solution):
+                break
+            free = [i for i, value in zip(free, solution, strict=True) if value >= 0]
+        self._theta = [0.0] * 4
+        for i, value in zip(free, solution, strict=True):
+            self._theta[i] = value
+
+    def _note_error(self, residual: float) -> None:
+        self.error_mean_seconds += _ERROR_WEIGHT * (abs(residual) - self.error_mean_seconds)
+        # Stochastic quantile: up by p when exceeded, down by 1 - p when not, in units of the error's own size.
+        step = _ERROR_WEIGHT * max(self.error_mean_seconds, 1e-4) * 4
+        exceeded = residual > self.error_p95_seconds
+        self.error_p95_seconds += step * (_ERROR_PERCENTILE if exceeded else _ERROR_PERCENTILE - 1)
+        self.error_p95_seconds = max(0.0, self.error_p95_seconds)
+
+
+def _as_tuple(c: StepCoefficients) -> tuple[float, float, float, float]:
+    return c.fixed, c.per_prefill_token, c.per_decode, c.per_kv_token
+
+
+def _solve_positive_definite(matrix: list[list[float]], vector: list[float]) -> list[float]:
+    """Gaussian elimination without pivoting, which a positive definite matrix does not need; both are consumed."""
+    size = len(vector)
+    for k in range(size):
+        for i in range(k + 1, size):
+            factor = matrix[i][k] / matrix[k][k]
+            for j in range(k, size):
+                matrix[i][j] -= factor * matrix[k][j]
+            vector[i] -= factor * vector[k]
+    solution = [0.0] * size
+    for k in reversed(range(size)):
+        rest = sum(matrix[k][j] * solution[j] for j in range(k + 1, size))
+        solution[k] = (vector[k] - rest) / matrix[k][k]
+    return solution
