@@ -87,7 +87,7 @@ class Settings(BaseSettings):
     """Most requests that wait; one more is refused (429)."""
     max_queue_bytes: Annotated[int, Field(ge=0)] = 512 << 20
     """Most bytes of request bodies that wait."""
-    backlog_factor: PositiveFloat = 1.0
+    backlog_factor: PositiveFloat = 1.5
     """Engine steps of prompt work released ahead. More: closer to the engine's own order; less: risk of idle steps."""
     kv_watermark: Annotated[float, Field(ge=0, lt=1)] = 0.03
     """Share of the KV cache kept free, against preemptions."""

@@ -15,8 +15,12 @@ from proxy.core.engine import EngineBelief
 class GateConfig:
     """When to release. The defaults need no tuning; they follow from an engine step, not from a load."""
 
-    backlog_factor: float = 1.0
-    """Release while the engine's backlog stays below this many times what it works through until it hears from us."""
+    backlog_factor: float = 1.5
+    """Release while the engine's backlog stays below this many times what it works through until it hears from us.
+
+    At 1 the last chunk of a prompt often leaves a part of its step's budget unused, at 2 the order is already the
+    engine's own for a step longer than needed.
+    """
     feedback_seconds: float = 0.005
     """Delay of the loop: a token on its way here, and a prompt on its way back."""
     kv_watermark: float = 0.03

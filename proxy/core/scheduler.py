@@ -147,7 +147,11 @@ class Scheduler:
         due = [oldest + self.config.queue_timeout_seconds]
         for engine in self._engines.values():
             due += (t for t in (engine.closed_until, engine.silent_until()) if t is not None)
-        return ceil(min(due) * 1e6) / 1e6
+        deadline = min(due)
+        microseconds = ceil(deadline * 1e6)
+        if microseconds / 1e6 < deadline:  # the product was rounded down to a whole number
+            microseconds += 1
+        return microseconds / 1e6
 
     # -- what happened --
 

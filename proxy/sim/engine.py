@@ -136,7 +136,7 @@ class SimulatedEngine:
             if preempted and sequence.id not in running:  # by one before it
                 continue
             computed = sequence.computed
-            tokens = min(sequence.known - computed, budget)
+            tokens = 1 if sequence.decoding else min(sequence.known - computed, budget)
             need = -(-(computed + tokens) // block_size) - sequence.blocks
             if need:
                 while need > self._free_blocks and sequence.id in running:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from proxy.core.actions import Action, Dispatch, Reject
 from proxy.core.admission import admits
 from proxy.core.engine import EngineLimits
-from proxy.core.events import Arrived, Ended, EngineUp, Event, TokensProduced
+from proxy.core.events import Arrived, Ended, EngineUp, Event
 from proxy.core.request import Request
 from proxy.core.scheduler import Scheduler, SchedulerConfig
 from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
@@ -159,7 +159,6 @@ class _Run:
         self._on_action = on_action
         self._deadline_us: int | None = None
         self._waiting: dict[str, RequestRecord] = {}  # in the proxy, in order of arrival
-        self._one_token = {request_id: TokensProduced(request_id) for request_id in self.records}
         for request in workload:
             self.clock.at(microseconds(request.at_seconds), self._arrive, request)
         if scheduler is not None:
@@ -179,14 +178,14 @@ class _Run:
 
     def _deliver(self, produced: list[Produced]) -> None:
         now, records = self.clock.now, self.records
-        handle = None if self._scheduler is None else self._scheduler.handle
+        scheduler = self._scheduler
         for request_id, finished in produced:
             records[request_id].on_tokens(now)
-            if handle is not None and (actions := handle(self._one_token[request_id], now)):
+            if scheduler is not None and (actions := scheduler.on_tokens(request_id, 1, now)):
                 self._perform(actions)
             if finished:
                 records[request_id].finished_at = now
-                if handle is not None:
+                if scheduler is not None:
                     self._feed(Ended(request_id))
 
     def _note_decode_step(self, engine: int) -> None:

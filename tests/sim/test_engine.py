@@ -15,7 +15,14 @@ from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
 from proxy.sim.profiles import Profile, StepModel
 
 MILLISECOND_PER_TOKEN = StepModel(
-    host=0.0, host_per_sequence=0.0, floor=0.0, per_token=1.0, p=1.0, per_decode=0.0, per_kv_token=0.0, per_attention=0.0
+    host=0.0,
+    host_per_sequence=0.0,
+    floor=0.0,
+    per_token=1.0,
+    p=1.0,
+    per_decode=0.0,
+    per_kv_token=0.0,
+    per_attention=0.0,
 )
 
 
@@ -132,6 +139,34 @@ def test_an_engine_without_work_has_no_step_and_takes_up_work_again() -> None:
     assert engine.start_step() is None
     engine.add("a", 5, 1)
     assert step(engine) == {"a": 5}
+
+
+def test_the_step_model_is_told_of_decodes_their_context_and_the_attention_of_chunks() -> None:
+    weights = StepModel(
+        host=0.0,
+        host_per_sequence=1e9,
+        floor=0.0,
+        per_token=0.0,
+        p=1.0,
+        per_decode=1e6,
+        per_kv_token=1e3,
+        per_attention=1e-3,
+    )
+
+    def expected(sequences: int, decodes: int, kv_tokens: int, attention: float) -> float:
+        return 1e-3 * (1e9 * sequences + 1e6 * decodes + 1e3 * kv_tokens + 1e-3 * attention)
+
+    engine = SimulatedEngine(EngineConfig(Profile("weights", weights, 10_000, ""), token_budget=512))
+    engine.add("a", 10, 20)
+    engine.add("b", 20, 20)
+    assert engine.start_step() == pytest.approx(expected(2, 0, 0, 10 * 5 + 20 * 10), rel=1e-12)
+    engine.finish_step()
+    engine.add("long", 700, 2)
+    assert engine.start_step() == pytest.approx(expected(3, 2, 10 + 20, 510 * 255), rel=1e-12)
+    engine.finish_step()
+    assert engine.start_step() == pytest.approx(expected(3, 2, 11 + 21, 190 * (510 + 95)), rel=1e-12)
+    engine.finish_step()
+    assert engine.start_step() == pytest.approx(expected(3, 3, 12 + 22 + 700, 0), rel=1e-12)
 
 
 # -- KV cache --
@@ -422,7 +457,13 @@ loads = st.lists(
 
 
 @settings(max_examples=150, derandomize=True, database=None, deadline=None)
-@given(loads, st.sampled_from([8, 40, 128]), st.sampled_from([1, 3, 8]), st.sampled_from([1, 16]), st.sampled_from([0, 0.1]))
+@given(
+    loads,
+    st.sampled_from([8, 40, 128]),
+    st.sampled_from([1, 3, 8]),
+    st.sampled_from([1, 16]),
+    st.sampled_from([0, 0.1]),
+)
 def test_every_sequence_makes_its_tokens_and_every_block_comes_back(
     load: Load, token_budget: int, max_num_seqs: int, block_size: int, watermark: float
 ) -> None:

@@ -1,0 +1,188 @@
+"""``slai-proxy simulate``: compare policies on simulated engines, in virtual time."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from proxy import __version__
+from proxy.sim.engine import EngineConfig
+from proxy.sim.options import DESCRIPTION, EPILOG, add_options
+from proxy.sim.parallel import WorkerError, run_parallel
+from proxy.sim.policies import PolicyOptions
+from proxy.sim.profiles import PROFILES
+from proxy.sim.simulator import SimulationConfig, limits_of
+from proxy.sim.study import SCHEMA_VERSION, RunFigures, Study, perform, summarise_study
+from proxy.sim.tables import print_study, seconds
+from proxy.sim.workload import PAPER_CLASSES, SHAREGPT_LIKE, TraceError, draw_workload, load_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FINE, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add ``simulate`` to a program's commands; its ``args.run`` is this module's ``run``."""
+    parser = subparsers.add_parser(
+        "simulate",
+        help="compare scheduling policies on simulated engines",
+        usage="slai-proxy simulate --rate R[,R] [options]",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    add_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out ``slai-proxy simulate`` and return the exit status."""
+    notes = Console(stderr=True)
+    try:
+        study = _plan(args, notes)
+        config = _config(args, study)
+        return _carry_out(study, config, args, notes)
+    except ValueError as error:  # A TraceError is one, too.
+        _tell(notes, f"slai-proxy simulate: {error}")
+        return _USAGE
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _carry_out(study: Study, config: dict[str, Any], args: argparse.Namespace, notes: Console) -> int:
+    runs: list[RunFigures] = []
+    status = _FINE
+    try:
+        with closing(run_parallel(perform, study.tasks(), min(args.jobs, len(study)))) as results:
+            _follow(results, runs, len(study), notes)
+    except KeyboardInterrupt:
+        status = _INTERRUPTED
+    except WorkerError as error:
+        _tell(notes, f"slai-proxy simulate: {error}")
+        status = _FAILED
+    if status != _FINE:
+        _tell(notes, f"stopped: {len(runs)} of {len(study)} runs are complete")
+    rates, policies, seeds = study.rates, study.policies, study.seeds
+    runs.sort(key=lambda r: (rates.index(r["rate"]), policies.index(r["policy"]), seeds.index(r["seed"])))
+    summary = summarise_study(study, runs)
+    if runs:
+        print_study(_output(stderr=args.json), summary, runs)
+    if args.json:
+        head = {"schema_version": SCHEMA_VERSION, "config": config, "complete": status == _FINE}
+        document = {**head, "runs": runs, "summary": summary}
+        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+    return status
+
+
+def _plan(args: argparse.Namespace, notes: Console) -> Study:
+    """Make the study that the arguments ask for.
+
+    Raises:
+        ValueError: they do not go together, or the trace cannot be used.
+    """
+    engine = EngineConfig(PROFILES[args.profile], args.token_budget, args.max_num_seqs, watermark=args.watermark)
+    simulation = SimulationConfig(engine, args.engines, args.network_ms / 1e3)
+    classes = tuple(args.classes or PAPER_CLASSES)
+    if len({c.request_class.name for c in classes}) < len(classes):
+        raise ValueError("--class: two classes have the same name")
+    options = PolicyOptions(
+        args.backlog_factor,
+        args.aging_seconds,
+        max(PolicyOptions().feedback_seconds, 2 * simulation.network_seconds),
+    )
+    trace = load_trace(args.trace)
+    if trace.dropped:
+        reasons = ", ".join(f"{count} x {reason}" for reason, count in trace.dropped.most_common())
+        _tell(notes, f"{trace.name}: {trace.dropped.total()} of {trace.rows_read} rows left out: {reasons}")
+    longest = max(size.prompt_tokens + size.output_tokens for size in trace.lengths)
+    capacity = limits_of(engine).kv_tokens or 0
+    if longest > capacity:
+        raise TraceError(f"{trace.name}: a request of {longest:,} tokens can never fit the KV cache of {capacity:,}")
+    draw_workload(trace, rate=1.0, requests=1, seed=0, classes=classes)  # The classes' shares add up, or it tells.
+    return Study(
+        trace, tuple(args.policy), tuple(args.rate), tuple(args.seeds), args.requests, classes, simulation, options
+    )
+
+
+def _config(args: argparse.Namespace, study: Study) -> dict[str, Any]:
+    """Return all that it takes to run the study again."""
+    trace = study.trace
+    built_in = trace.name == SHAREGPT_LIKE
+    return {
+        "version": __version__,
+        "policies": study.policies,
+        "rates": study.rates,
+        "seeds": study.seeds,
+        "requests": study.requests,
+        "trace": {
+            "name": trace.name,
+            "rows_read": trace.rows_read,
+            "rows_dropped": dict(trace.dropped),
+            "sha256": None if built_in else hashlib.sha256(Path(trace.name).read_bytes()).hexdigest(),
+        },
+        "classes": [
+            {
+                "name": c.request_class.name,
+                "share": c.share,
+                "ttft_s": c.request_class.ttft_seconds,
+                "tbt_s": c.request_class.tbt_seconds,
+            }
+            for c in study.classes
+        ],
+        "profile": args.profile,
+        "engines": study.simulation.engines,
+        "token_budget": study.simulation.engine.token_budget,
+        "max_num_seqs": study.simulation.engine.max_num_seqs,
+        "watermark": study.simulation.engine.watermark,
+        "network_s": study.simulation.network_seconds,
+        "backlog_factor": study.options.backlog_factor,
+        "aging_s": study.options.aging_seconds,
+    }
+
+
+def _follow(results: Iterator[RunFigures], runs: list[RunFigures], total: int, notes: Console) -> None:
+    """Collect results into ``runs`` as they come, and show how far it is: a bar, or lines without a terminal."""
+    if not notes.is_terminal:
+        for result in results:
+            runs.append(result)
+            _tell(notes, f"{len(runs)}/{total} {_line(result)}")
+        return
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=notes, transient=True) as progress:
+        bar = progress.add_task("", total=total)
+        for result in results:
+            runs.append(result)
+            progress.update(bar, advance=1, description=_line(result))
+
+
+def _line(result: RunFigures) -> str:
+    return (
+        f"{result['policy']} at {result['rate']:g} req/s, seed {result['seed']}: "
+        f"median TTFT {seconds(result['ttft_s']['p50'])} s"
+    )
+
+
+def _tell(notes: Console, line: str) -> None:
+    notes.print(Text(line), soft_wrap=True)
+
+
+def _output(*, stderr: bool) -> Console:
+    console = Console(stderr=stderr)
+    # A pipe has no width; rich would take 80 columns and cut the tables.
+    return console if console.is_terminal else Console(stderr=stderr, width=160)

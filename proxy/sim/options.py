@@ -1,0 +1,216 @@
+"""The command line of ``slai-proxy simulate``: what may be asked for, and the help that explains it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from proxy.sim.engine import EngineConfig
+from proxy.sim.parallel import usable_cores
+from proxy.sim.policies import POLICIES, PolicyOptions, find_policy
+from proxy.sim.profiles import PROFILES
+from proxy.sim.simulator import SimulationConfig
+from proxy.sim.workload import SHAREGPT_LIKE, parse_class
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LISTED = "\n".join(f"  {policy.name:<10} {policy.summary}" for policy in POLICIES.values())
+
+DESCRIPTION = """\
+Compare scheduling policies on simulated vLLM engines. The proxy's part is played by the very scheduler that the live
+proxy runs; time is virtual, so hours of traffic take seconds. One seed gives every policy the same requests at the
+same instants; compare several seeds before you believe a difference, and 1,000 requests or more near saturation."""
+
+EPILOG = f"""\
+policies:
+{_LISTED}
+
+examples:
+  does the proxy help at 1.7 requests per second on one RTX 6000 Ada?
+    slai-proxy simulate --policy fcfs,gate --rate 1.7 --requests 2000 --seeds 1,2,3
+
+  two H100s under the lengths of your own traffic, from light load to overload, figures to a file
+    slai-proxy simulate --profile h100 --engines 2 --token-budget 2048 --max-num-seqs 256 --trace traffic.csv \\
+        --policy fcfs,gate --rate 4,8,12,16 --requests 2000 --seeds 1,2,3 --json > study.json
+
+exit status: 0 fine; 1 a worker process was lost; 2 wrong usage; 130 interrupted (what is complete is printed)
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add all options to ``parser``."""
+    _add_comparison(parser.add_argument_group("what to compare, on which requests"))
+    _add_engines(parser.add_argument_group("engines (the flags of vllm serve, where it has them)"))
+    _add_proxy(parser.add_argument_group("proxy"))
+    group = parser.add_argument_group("how")
+    group.add_argument(
+        "--jobs", type=_count, default=usable_cores(), metavar="N", help="processes (default: one for each core)"
+    )
+    group.add_argument(
+        "--json", action="store_true", help="write all figures to standard output as JSON; tables then go to stderr"
+    )
+
+
+def _add_comparison(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--policy",
+        type=_list_of(lambda name: find_policy(name).name),
+        default=["fcfs", "gate"],
+        metavar="NAME[,NAME]",
+        help="policies; the first is the one that the others are measured by (default: fcfs,gate)",
+    )
+    group.add_argument(
+        "--rate",
+        required=True,
+        type=_list_of(_positive),
+        metavar="R[,R]",
+        help="requests per second over all engines, Poisson; several make several comparisons",
+    )
+    group.add_argument("--requests", type=_count, default=2000, metavar="N", help="requests in a run (default: 2000)")
+    group.add_argument(
+        "--seeds",
+        type=_list_of(_whole),
+        default=[1, 2, 3],
+        metavar="N[,N]",
+        help="seeds, a run each; figures are medians over them (default: 1,2,3)",
+    )
+    group.add_argument(
+        "--trace",
+        default=SHAREGPT_LIKE,
+        metavar="FILE",
+        help=f"lengths of prompts and outputs: a CSV or ShareGPT JSON file, or {SHAREGPT_LIKE!r}, the built-in default",
+    )
+    group.add_argument(
+        "--class",
+        dest="classes",
+        action="append",
+        type=_told(parse_class),
+        metavar="NAME:SHARE[:tbt=S][:ttft=S]",
+        help="a class of users, its share of the requests and its deadlines in seconds; repeat for each class "
+        "(default: strict:0.05:tbt=0.1 and relaxed:0.95:tbt=0.5)",
+    )
+
+
+def _add_engines(group: argparse._ArgumentGroup) -> None:
+    standard = EngineConfig()
+    group.add_argument(
+        "--profile",
+        choices=list(PROFILES),
+        default=standard.profile.name,
+        help=f"GPU, with Mistral-7B in 16 bits on it (default: {standard.profile.name})",
+    )
+    group.add_argument("--engines", type=_count, default=1, metavar="N", help="how many of them (default: 1)")
+    group.add_argument(
+        "--token-budget",
+        type=_count,
+        default=standard.token_budget,
+        metavar="N",
+        help=f"tokens in a step, --max-num-batched-tokens (default: {standard.token_budget}, the largest power of two "
+        "that holds 100 ms between tokens on an RTX 6000 Ada)",
+    )
+    group.add_argument(
+        "--max-num-seqs",
+        type=_count,
+        default=standard.max_num_seqs,
+        metavar="N",
+        help=f"sequences in a step (default: {standard.max_num_seqs})",
+    )
+    group.add_argument(
+        "--watermark",
+        type=_share,
+        default=standard.watermark,
+        metavar="SHARE",
+        help=f"share of the KV cache that the engine's own admission leaves free (default: {standard.watermark:g})",
+    )
+    group.add_argument(
+        "--network-ms",
+        type=_not_negative,
+        default=1e3 * SimulationConfig().network_seconds,
+        metavar="MS",
+        help="one-way delay in milliseconds between an engine and the proxy, or the clients without one (default: 1)",
+    )
+
+
+def _add_proxy(group: argparse._ArgumentGroup) -> None:
+    standard = PolicyOptions()
+    group.add_argument(
+        "--backlog-factor",
+        type=_positive,
+        default=standard.backlog_factor,
+        metavar="F",
+        help="release prompts while an engine has less than F steps of them before it: less orders more prompts, more "
+        f"keeps the engine busier (default: {standard.backlog_factor:g})",
+    )
+    group.add_argument(
+        "--aging-seconds",
+        type=_positive,
+        default=standard.aging_seconds,
+        metavar="S",
+        help="a waiting prompt counts half as long with every S seconds: less is fairer to long prompts "
+        f"(default: {standard.aging_seconds:g})",
+    )
+
+
+_Value = TypeVar("_Value")
+
+
+def _told(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
+    """Let argparse tell the user what a ValueError says."""
+
+    def parse_or_tell(text: str) -> _Value:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parse_or_tell
+
+
+def _list_of(parse: Callable[[str], _Value]) -> Callable[[str], list[_Value]]:
+    def parse_list(text: str) -> list[_Value]:
+        parts = [part.strip() for part in text.split(",")]
+        if not all(parts):
+            raise ValueError(f"{text!r} is not a list such as 1,2,3" if text else "the list is empty")
+        values = [parse(part) for part in parts]
+        if len(set(values)) < len(values):
+            raise ValueError(f"{text!r} has the same entry twice")
+        return values
+
+    return _told(parse_list)
+
+
+def _positive(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < (value := float(text)) < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+
+
+def _not_negative(text: str) -> float:
+    with suppress(ValueError):
+        if 0 <= (value := float(text)) < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not zero or a positive number")
+
+
+def _share(text: str) -> float:
+    with suppress(ValueError):
+        if 0 <= (value := float(text)) < 1:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to below 1")
+
+
+def _count(text: str) -> int:
+    with suppress(ValueError):
+        if (value := int(text)) >= 1:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+
+
+def _whole(text: str) -> int:
+    with suppress(ValueError):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")

@@ -1,0 +1,310 @@
+import hashlib
+import os
+import subprocess
+import sys
+from statistics import median
+from typing import Any
+
+import pytest
+from builders import make_scheduled
+from invariants import check_after_tick, check_records, check_scheduler
+
+from proxy.core.actions import Action, describe
+from proxy.core.engine import EngineLimits
+from proxy.core.events import Event
+from proxy.core.ordering import first_come_first_served
+from proxy.core.request import RELAXED, STRICT
+from proxy.core.scheduler import Scheduler, SchedulerConfig
+from proxy.sim.engine import EngineConfig, SimulatedEngine
+from proxy.sim.profiles import PROFILES, Profile
+from proxy.sim.records import RequestRecord
+from proxy.sim.simulator import SimulationConfig, SimulationResult, as_core_request, limits_of, simulate
+from proxy.sim.workload import ScheduledRequest, draw_workload, sharegpt_like
+
+TRACE = sharegpt_like(2000)
+ONE_ENGINE = SimulationConfig()
+FCFS = SchedulerConfig(ordering=first_come_first_served())
+
+
+def workload(*, rate: float = 1.8, requests: int = 60, seed: int = 1) -> list[ScheduledRequest]:
+    return draw_workload(TRACE, rate=rate, requests=requests, seed=seed)
+
+
+def decisions(requests: list[ScheduledRequest], config: SimulationConfig = ONE_ENGINE, **rules: Any) -> list[str]:
+    log: list[str] = []
+
+    def note(action: Action, now: float) -> None:
+        log.append(describe(action, now))
+
+    simulate(requests, config, SchedulerConfig(**rules), note)
+    return log
+
+
+def times(record: RequestRecord) -> tuple[float | None, float | None, list[float], int]:
+    return record.first_token_at, record.finished_at, list(record.gaps), record.tokens
+
+
+def median_ttft(result: SimulationResult) -> float:
+    found = [r.ttft_seconds for r in result.records]
+    return median(float("inf") if t is None else t for t in found)
+
+
+def small_engine(kv_tokens: int, **config: Any) -> EngineConfig:
+    ada = PROFILES["rtx6000ada"]
+    return EngineConfig(Profile("small", ada.step, kv_tokens, ada.source), **config)
+
+
+# -- determinism --
+
+
+def test_one_seed_gives_one_decision_log() -> None:
+    for config in (ONE_ENGINE, SimulationConfig(engines=3)):
+        first = decisions(workload(rate=4.0), config)
+        assert len(first) == 60
+        assert decisions(workload(rate=4.0), config) == first
+    assert decisions(workload(rate=4.0, seed=2)) != decisions(workload(rate=4.0))
+
+
+def test_a_simulation_does_not_depend_on_the_hash_seed() -> None:
+    script = (
+        "import hashlib, test_simulator as t\n"
+        "log = t.decisions(t.workload(rate=4.0), t.SimulationConfig(engines=2), max_queue_requests=20)\n"
+        "print(hashlib.sha256('\\n'.join(log).encode()).hexdigest())\n"
+    )
+    log = decisions(workload(rate=4.0), SimulationConfig(engines=2), max_queue_requests=20)
+    expected = hashlib.sha256("\n".join(log).encode()).hexdigest()
+    for seed in ("0", "1"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=True
+        )
+        assert done.stdout.strip() == expected
+
+
+def test_all_times_are_whole_microseconds() -> None:
+    for scheduler in (None, SchedulerConfig()):
+        for record in simulate(workload(), ONE_ENGINE, scheduler).records:
+            for time in (record.sent_at, record.first_token_at, record.finished_at):
+                assert time is not None
+                assert time == round(time * 1e6) / 1e6
+
+
+# -- never worse than no proxy --
+
+
+@pytest.mark.parametrize(("prompt", "output"), [(1, 1), (100, 50), (512, 2), (513, 3), (5000, 30)])
+def test_a_single_request_through_the_gate_is_served_as_without_it_to_the_microsecond(prompt: int, output: int) -> None:
+    alone = [make_scheduled(0, 0.25, prompt, output)]
+    direct, gated = (simulate(alone, ONE_ENGINE, rules) for rules in (None, SchedulerConfig()))
+    assert times(gated.records[0]) == times(direct.records[0])
+    check_records(gated.records)
+    assert gated.steps == direct.steps == -(-prompt // 512) + output - 1
+
+
+def test_requests_one_at_a_time_are_served_as_without_the_gate_to_the_microsecond() -> None:
+    apart = [make_scheduled(i, i * 40.0, r.prompt_tokens, r.output_tokens) for i, r in enumerate(workload(requests=10))]
+    direct, gated = (simulate(apart, ONE_ENGINE, rules) for rules in (None, SchedulerConfig()))
+    assert [times(r) for r in gated.records] == [times(r) for r in direct.records]
+
+
+def test_the_first_token_comes_one_step_and_two_ways_through_the_network_after_the_arrival() -> None:
+    config = SimulationConfig(network_seconds=0.0125)
+    step = PROFILES["rtx6000ada"].step.seconds(prefill_tokens=100, sequences=1, decodes=0, kv_tokens=0, attention=5000)
+    for rules in (None, SchedulerConfig()):
+        (record,) = simulate([make_scheduled(0, 3.0, 100, 1)], config, rules).records
+        assert record.sent_at == 3.0
+        assert record.ttft_seconds == pytest.approx(0.025 + step, abs=1e-6)
+
+
+@pytest.mark.parametrize("engines", [1, 3])
+def test_the_gate_in_order_of_arrival_serves_all_that_is_served_without_it(engines: int) -> None:
+    requests = workload(rate=2.5 * engines, requests=100)
+    config = SimulationConfig(engines=engines)
+    direct, gated = simulate(requests, config, None), simulate(requests, config, FCFS)
+    for result in (direct, gated):
+        check_records(result.records)
+        assert all(r.completed for r in result.records)
+    assert [r.tokens for r in gated.records] == [r.tokens for r in direct.records]
+
+
+def test_the_gate_in_order_of_arrival_costs_next_to_nothing() -> None:
+    requests = workload(rate=2.2, requests=150)
+    direct, gated = simulate(requests, ONE_ENGINE, None), simulate(requests, ONE_ENGINE, FCFS)
+    ends = [max(r.finished_at or 0.0 for r in result.records) for result in (direct, gated)]
+    assert ends[1] == pytest.approx(ends[0], rel=0.02)
+    assert median_ttft(gated) < median_ttft(direct) * 1.1 + 0.1
+
+
+def test_shortest_prompt_first_halves_the_median_ttft_of_an_overloaded_engine() -> None:
+    requests = workload(rate=2.6, requests=150)
+    in_order, shortest = (median_ttft(simulate(requests, ONE_ENGINE, rules)) for rules in (FCFS, SchedulerConfig()))
+    assert shortest < in_order / 2
+
+
+def test_requests_are_dispatched_in_the_order_of_arrival_if_so_configured() -> None:
+    lines = decisions(workload(rate=5.0), ordering=first_come_first_served())
+    assert [line.split()[2] for line in lines] == [str(i) for i in range(60)]
+
+
+@pytest.mark.parametrize("rate", [1.5, 2.5])
+def test_the_gate_lets_hardly_a_step_go_by_without_prompt_tokens_while_prompts_wait(rate: float) -> None:
+    result = simulate(workload(rate=rate, requests=120), ONE_ENGINE, SchedulerConfig())
+    assert result.starved_steps <= 0.01 * result.steps
+
+
+def test_the_gate_keeps_the_queue_in_the_proxy_and_not_in_the_engine() -> None:
+    requests = workload(rate=2.5)
+    direct, gated = simulate(requests, ONE_ENGINE, None), simulate(requests, ONE_ENGINE, SchedulerConfig())
+    assert direct.starved_steps == 0
+    assert len(direct.engine_queue_seconds) == len(gated.engine_queue_seconds) == len(requests)
+    assert min(*direct.engine_queue_seconds, *gated.engine_queue_seconds) >= 0
+    assert max(direct.engine_queue_seconds) > 1.0
+    assert max(gated.engine_queue_seconds) < 0.5
+    assert median(gated.engine_queue_seconds) < 2 * gated.step_seconds
+
+
+def test_the_step_time_is_the_mean_over_all_engines_steps() -> None:
+    step = PROFILES["rtx6000ada"].step.seconds(
+        prefill_tokens=200, sequences=1, decodes=0, kv_tokens=0, attention=20_000
+    )
+    result = simulate([make_scheduled(i, 0.0, 200, 1) for i in range(3)], SimulationConfig(engines=3), None)
+    assert result.steps == 3
+    assert result.step_seconds == pytest.approx(step)
+
+
+# -- accounts --
+
+
+class Watched(Scheduler):
+    """A scheduler that checks its invariants after every call and keeps account of who is in the system, over time."""
+
+    instances: list["Watched"]
+
+    def __init__(self, config: SchedulerConfig | None = None) -> None:
+        super().__init__(config)
+        self.request_seconds = 0.0
+        self.calls = 0
+        self._last = 0.0
+        type(self).instances.append(self)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        self._integrate(now)
+        actions = super().handle(event, now)
+        check_scheduler(self, now)
+        return actions
+
+    def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action]:
+        self._integrate(now)
+        actions = super().on_tokens(request_id, chunks, now)
+        check_scheduler(self, now)
+        return actions
+
+    def tick(self, now: float) -> list[Action]:
+        self._integrate(now)
+        actions = super().tick(now)
+        check_after_tick(self, now)
+        return actions
+
+    def _integrate(self, now: float) -> None:
+        assert now >= self._last
+        self.request_seconds += (self.waiting + self.dispatched) * (now - self._last)
+        self._last = now
+        self.calls += 1
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
+    Watched.instances = []
+    monkeypatch.setattr("proxy.sim.simulator.Scheduler", Watched)
+    return Watched.instances
+
+
+@pytest.mark.parametrize(
+    ("engines", "rate", "rules"),
+    [
+        (1, 1.5, SchedulerConfig()),
+        (1, 3.0, FCFS),
+        (3, 7.0, SchedulerConfig()),
+        (2, 8.0, SchedulerConfig(max_queue_requests=4)),
+    ],
+    ids=["stable", "overloaded", "three engines", "refusing"],
+)
+def test_littles_law_holds_of_the_schedulers_own_account(
+    watched: list[Watched], engines: int, rate: float, rules: SchedulerConfig
+) -> None:
+    """The requests in the system, summed over time, are the times in the system, summed over the requests."""
+    small = small_engine(20_000)
+    result = simulate(workload(rate=rate, requests=40), SimulationConfig(small, engines), rules)
+    check_records(result.records)
+    sojourn = sum((r.finished_at or 0.0) - (r.sent_at or 0.0) for r in result.records)
+    (scheduler,) = watched
+    assert scheduler.calls > 1000
+    assert scheduler.request_seconds == pytest.approx(sojourn, rel=1e-9)
+    assert (scheduler.waiting, scheduler.dispatched) == (0, 0)
+    for engine in scheduler.engines:
+        assert (engine.backlog, engine.kv_tokens) == (0, 0)
+
+
+def test_a_full_queue_refuses_and_every_record_still_ends() -> None:
+    result = simulate(workload(rate=8.0, requests=80), ONE_ENGINE, SchedulerConfig(max_queue_requests=5))
+    check_records(result.records)
+    refused = [r for r in result.records if r.error is not None]
+    assert refused
+    assert {r.error for r in refused} == {"queue_full"}
+    assert all(r.finished_at == r.sent_at and r.tokens == 0 for r in refused)
+
+
+def test_who_waits_too_long_is_refused_at_just_that_time() -> None:
+    requests = [make_scheduled(0, 0.0, 100, 400), make_scheduled(1, 0.5, 100, 1), make_scheduled(2, 0.75, 100, 1)]
+    rules = SchedulerConfig(queue_timeout_seconds=1.0)
+    result = simulate(requests, SimulationConfig(EngineConfig(max_num_seqs=1)), rules)
+    check_records(result.records)
+    assert [r.error for r in result.records] == [None, "queue_timeout", "queue_timeout"]
+    assert [r.finished_at for r in result.records[1:]] == [1.5, 1.75]
+
+
+def test_without_a_proxy_the_engines_take_turns() -> None:
+    requests = [make_scheduled(i, 0.0, 512, 1) for i in range(4)]
+    result = simulate(requests, SimulationConfig(engines=2), None)
+    ttft = [r.ttft_seconds or 0.0 for r in result.records]
+    assert ttft[0] == ttft[1] < ttft[2] == ttft[3]
+
+
+def test_with_a_proxy_equal_requests_use_all_engines() -> None:
+    lines = decisions([make_scheduled(i, 0.0, 512, 1) for i in range(6)], SimulationConfig(engines=3))
+    assert [line.split()[-1] for line in lines[:3]] == ["engine-0", "engine-1", "engine-2"]
+
+
+def test_the_gate_keeps_a_small_kv_cache_from_thrashing() -> None:
+    config = SimulationConfig(small_engine(12_000))
+    requests = workload(rate=3.0, requests=60)
+    direct, gated = simulate(requests, config, None), simulate(requests, config, FCFS)
+    assert direct.preemptions > 0
+    assert gated.preemptions < direct.preemptions / 2
+    check_records(direct.records)
+    check_records(gated.records)
+
+
+def test_a_step_ends_for_all_streams_at_once() -> None:
+    requests = [make_scheduled(i, 0.0, 50, 20) for i in range(5)]
+    records = simulate(requests, ONE_ENGINE, None).records
+    # The first request to be received begins the first step alone.
+    assert len({r.finished_at for r in records[1:]}) == 1
+
+
+def test_the_scheduler_is_told_of_a_request_what_the_engine_gets() -> None:
+    scheduled = make_scheduled(7, 1.0, 300, 40, request_class=STRICT)
+    request = as_core_request(scheduled)
+    assert (request.id, request.prompt_tokens, request.max_tokens) == ("7", 300, 40)
+    assert request.request_class is STRICT
+    assert as_core_request(make_scheduled()).request_class is RELAXED
+
+
+def test_the_proxy_is_configured_with_the_engines_own_limits() -> None:
+    limits = limits_of(small_engine(1005, token_budget=256, max_num_seqs=32))
+    assert limits == EngineLimits(256, 32, 992)
+    assert SimulatedEngine(small_engine(1005)).config.blocks * 16 == limits.kv_tokens
+
+
+def test_an_empty_workload_is_over_at_once() -> None:
+    assert simulate([], ONE_ENGINE, SchedulerConfig()).records == []

@@ -1,0 +1,88 @@
+"""Values for tests, with every field defaulted: a test names only what it is about."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from proxy.core.engine import EngineBelief, EngineLimits
+from proxy.core.events import EngineUp
+from proxy.core.request import RELAXED, Request, RequestClass
+from proxy.core.scheduler import Scheduler, SchedulerConfig
+from proxy.sim.records import RequestRecord
+from proxy.sim.workload import ScheduledRequest
+
+ANY_MODEL: frozenset[str] = frozenset()
+
+
+def make_request(
+    request_id: str = "r",
+    prompt_tokens: int = 100,
+    *,
+    model: str = "",
+    max_tokens: int | None = None,
+    request_class: RequestClass = RELAXED,
+    size_bytes: int = 0,
+) -> Request:
+    return Request(request_id, prompt_tokens, model, max_tokens, request_class, size_bytes)
+
+
+def make_limits(token_budget: int = 512, max_num_seqs: int = 128, kv_tokens: int | None = None) -> EngineLimits:
+    return EngineLimits(token_budget, max_num_seqs, kv_tokens)
+
+
+def make_engine(
+    engine_id: str = "e0",
+    *,
+    token_budget: int = 512,
+    max_num_seqs: int = 128,
+    kv_tokens: int | None = None,
+    models: Iterable[str] = ANY_MODEL,
+    number: int = 0,
+) -> EngineBelief:
+    return EngineBelief(engine_id, make_limits(token_budget, max_num_seqs, kv_tokens), frozenset(models), number)
+
+
+def make_scheduler(
+    engines: Iterable[str] | Mapping[str, Iterable[str]] = ("e0",),
+    *,
+    token_budget: int = 512,
+    max_num_seqs: int = 128,
+    kv_tokens: int | None = None,
+    **config: Any,
+) -> Scheduler:
+    """A scheduler whose ``engines`` (names, or names with the models that each serves) are up since time 0."""
+    scheduler = Scheduler(SchedulerConfig(**config))
+    models = engines if isinstance(engines, Mapping) else dict.fromkeys(engines, ANY_MODEL)
+    limits = make_limits(token_budget, max_num_seqs, kv_tokens)
+    for engine_id, served in models.items():
+        assert scheduler.handle(EngineUp(engine_id, limits, frozenset(served)), 0.0) == []
+    return scheduler
+
+
+def make_scheduled(
+    index: int = 0,
+    at_seconds: float = 0.0,
+    prompt_tokens: int = 100,
+    output_tokens: int = 10,
+    *,
+    request_class: RequestClass = RELAXED,
+) -> ScheduledRequest:
+    return ScheduledRequest(index, at_seconds, prompt_tokens, output_tokens, request_class, content_seed=index)
+
+
+def make_record(
+    *token_times: float,
+    at_seconds: float = 0.0,
+    index: int = 0,
+    prompt_tokens: int = 100,
+    request_class: RequestClass = RELAXED,
+    error: str | None = None,
+    finished: bool = True,
+) -> RequestRecord:
+    """A record of a stream whose tokens came at ``token_times``, finished with the last of them."""
+    scheduled = make_scheduled(index, at_seconds, prompt_tokens, len(token_times), request_class=request_class)
+    record = RequestRecord(scheduled, sent_at=at_seconds, error=error)
+    for time in token_times:
+        record.on_tokens(time)
+    if finished:
+        record.finished_at = token_times[-1] if token_times else at_seconds
+    return record

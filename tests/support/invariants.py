@@ -1,0 +1,86 @@
+"""What must hold of the scheduler after every call, and of the records of every run, whatever happened."""
+
+from collections.abc import Iterable
+
+from proxy.core.engine import EngineBelief
+from proxy.core.scheduler import Scheduler
+from proxy.sim.records import RequestRecord
+
+
+def check_scheduler(scheduler: Scheduler, now: float) -> None:
+    """Assert everything that holds after any call at ``now``."""
+    check_accounts(scheduler)
+    check_work_conserving(scheduler, now)
+
+
+def check_after_tick(scheduler: Scheduler, now: float) -> None:
+    """Assert that a tick did all that was due."""
+    check_scheduler(scheduler, now)
+    deadline = scheduler.next_deadline()
+    assert deadline is None or deadline > now, f"due at {deadline}, but it was done at {now}"
+
+
+def check_accounts(scheduler: Scheduler) -> None:
+    """Assert that every sum equals the sum over its parts and that nothing is kept of what is over."""
+    waiting = {i: e.waiting for i, e in scheduler._entries.items() if e.engine is None}
+    queued = [w for queue in scheduler._queues.values() for w in queue._by_key]
+    assert sorted(w.request.id for w in queued) == sorted(waiting), "the queues hold just the waiting requests"
+    assert all(waiting[w.request.id] is w for w in queued)
+    assert all(len(q._by_key) == len(q._by_age) > 0 for q in scheduler._queues.values()), "an empty queue is removed"
+    assert scheduler.waiting == len(waiting)
+    assert scheduler.waiting_bytes == sum(w.request.size_bytes for w in queued)
+    assert scheduler.waiting_tokens == sum(w.request.prompt_tokens for w in queued)
+    assert (scheduler.next_deadline() is None) == (not waiting), "what waits can time out, so there is a deadline"
+
+    dispatched = {i: e.engine for i, e in scheduler._entries.items() if e.engine is not None}
+    assert scheduler.dispatched == len(dispatched)
+    for engine in scheduler.engines:
+        check_engine(engine)
+        assert {i for i, at in dispatched.items() if at is engine} == {*engine._prefills, *engine._streams}
+
+
+def check_engine(engine: EngineBelief) -> None:
+    prefills, streams = engine._prefills, engine._streams
+    assert not prefills.keys() & streams.keys(), "a request is in exactly one of prefills, streams"
+    assert engine.outstanding == len(prefills) + len(streams)
+    assert engine.decodes == len(streams)
+    assert all(0 <= p.remaining <= p.prompt_tokens for p in prefills.values())
+    assert engine.backlog == sum(p.remaining for p in prefills.values()) >= 0
+    contexts = sum(s.context for s in streams.values())
+    assert engine.kv_tokens == sum(p.prompt_tokens for p in prefills.values()) + contexts >= 0
+    assert engine.step_seconds > 0
+    assert 1 <= engine.prefill_budget <= engine.limits.token_budget
+
+
+def is_open(engine: EngineBelief, now: float) -> bool:
+    return engine.up and (engine.closed_until is None or engine.closed_until <= now)
+
+
+def check_work_conserving(scheduler: Scheduler, now: float) -> None:
+    """Assert that no engine stands idle while a request that it serves waits."""
+    deadline = scheduler.next_deadline()
+    if deadline is None or deadline <= now:
+        return  # nothing waits, or the shell still owes a tick
+    for entry in scheduler._entries.values():
+        if entry.engine is None:
+            request = entry.waiting.request
+            idle = [e for e in scheduler.engines if is_open(e, now) and not e.outstanding and e.serves(request.model)]
+            assert not idle, f"{request} waits while {idle} are idle"
+
+
+def check_records(records: Iterable[RequestRecord]) -> None:
+    """Assert that every request of a simulation has ended, and how it says it did."""
+    for record in records:
+        request = record.request
+        assert record.sent_at is not None
+        assert record.finished_at is not None, f"{request} never ended"
+        assert record.sent_at <= record.finished_at
+        assert all(gap > 0 for gap in record.gaps)
+        if record.error is None:
+            assert record.completed
+            assert record.tokens == request.output_tokens == len(record.gaps) + 1
+            assert record.first_token_at is not None
+            assert record.sent_at < record.first_token_at <= record.finished_at == record.last_token_at
+        else:
+            assert not record.completed
+            assert not record.attained

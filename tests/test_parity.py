@@ -1,0 +1,152 @@
+"""One scheduler, two shells: the simulator and the live driver must take the same decisions at the same microseconds.
+
+The live half here is what the proxy does for a request, with simulated engines for the HTTP: a task that submits,
+waits for its ticket, sends, takes tokens as they come and ends the request in a ``finally``.
+"""
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from virtual import VirtualLoop, run_in_virtual_time
+
+from proxy.core.actions import Action, Dispatch, describe
+from proxy.core.events import EngineUp
+from proxy.core.ordering import first_come_first_served
+from proxy.core.scheduler import Scheduler, SchedulerConfig
+from proxy.server.driver import Driver
+from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
+from proxy.sim.profiles import PROFILES
+from proxy.sim.simulator import SimulationConfig, as_core_request, limits_of, microseconds, simulate
+from proxy.sim.workload import ScheduledRequest, draw_workload, sharegpt_like
+
+TRACE = sharegpt_like(2_000)
+OUTPUT_SHARE = 2
+"""Answers are this many times shorter than ShareGPT's, which makes 20 seeds affordable; the rate makes up for it."""
+
+SITUATIONS: dict[str, dict[str, Any]] = {
+    "roomy": {},
+    "short queue": {"max_queue_requests": 6},
+    "impatient queue": {"queue_timeout_seconds": 4.0, "max_wait_seconds": 2.0},
+    "first come, first served": {"ordering": first_come_first_served(), "max_queue_requests": 20},
+}
+
+
+def workload(seed: int, engines: int) -> list[ScheduledRequest]:
+    drawn = draw_workload(TRACE, rate=3.0 * engines, requests=150, seed=seed)
+    return [replace(r, output_tokens=max(1, r.output_tokens // OUTPUT_SHARE)) for r in drawn]
+
+
+def in_microseconds(seconds: float) -> float:
+    """The clock's reading ``seconds`` from now, with the simulator's rounding of both parts."""
+    return (microseconds(asyncio.get_running_loop().time()) + microseconds(seconds)) / 1e6
+
+
+class Engine:
+    """A simulated engine on the event loop, as far away as the simulator's."""
+
+    def __init__(self, config: SimulationConfig) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._model = SimulatedEngine(config.engine)
+        self._network_seconds = config.network_seconds
+        self._streams: dict[str, asyncio.Queue[Produced]] = {}
+        self._busy = False
+
+    def send(self, request: ScheduledRequest) -> asyncio.Queue[Produced]:
+        stream = self._streams[str(request.index)] = asyncio.Queue()
+        self._loop.call_at(in_microseconds(self._network_seconds), self._receive, request)
+        return stream
+
+    def _receive(self, request: ScheduledRequest) -> None:
+        self._model.add(str(request.index), request.prompt_tokens, request.output_tokens)
+        if not self._busy:
+            self._step()
+
+    def _step(self) -> None:
+        seconds = self._model.start_step()
+        self._busy = seconds is not None
+        if seconds is not None:
+            self._loop.call_at(in_microseconds(seconds), self._end_step)
+
+    def _end_step(self) -> None:
+        if produced := self._model.finish_step():
+            self._loop.call_at(in_microseconds(self._network_seconds), self._deliver, produced)
+        self._step()
+
+    def _deliver(self, produced: list[Produced]) -> None:
+        for token in produced:
+            self._streams[token.sequence_id].put_nowait(token)
+
+
+async def serve(request: ScheduledRequest, driver: Driver, engines: dict[str, Engine]) -> None:
+    """What a handler does, from the arrival of its request to the end."""
+    loop = asyncio.get_running_loop()
+    arrival = loop.create_future()
+    loop.call_at(microseconds(request.at_seconds) / 1e6, arrival.set_result, None)
+    await arrival
+    request_id = str(request.index)
+    ticket = driver.submit(as_core_request(request), driver.now())
+    try:
+        action = await ticket
+        if isinstance(action, Dispatch):
+            stream = engines[action.engine_id].send(request)
+            finished = False
+            while not finished:
+                _, finished = await stream.get()
+                driver.on_tokens(request_id, 1, driver.now())
+    finally:
+        driver.end(request_id)
+
+
+async def live(
+    requests: Sequence[ScheduledRequest], config: SimulationConfig, scheduler_config: SchedulerConfig
+) -> list[str]:
+    """Run the driver on the virtual clock and return its decision log."""
+    loop, log = asyncio.get_running_loop(), list[str]()
+    assert isinstance(loop, VirtualLoop)
+    scheduler = Scheduler(scheduler_config)
+    driver = Driver(scheduler, loop, clock=loop.time, on_action=lambda action, now: log.append(describe(action, now)))
+    engines = {f"engine-{number}": Engine(config) for number in range(config.engines)}
+    for engine_id in engines:
+        driver.feed(EngineUp(engine_id, limits_of(config.engine)))
+    async with asyncio.TaskGroup() as group:
+        for request in requests:
+            group.create_task(serve(request, driver, engines))
+    assert (scheduler.waiting, scheduler.dispatched, len(driver._tickets)) == (0, 0, 0)
+    driver.close()
+    return log
+
+
+def simulated(
+    requests: Sequence[ScheduledRequest], config: SimulationConfig, scheduler_config: SchedulerConfig
+) -> list[str]:
+    log: list[str] = []
+
+    def note(action: Action, now: float) -> None:
+        log.append(describe(action, now))
+
+    simulate(requests, config, scheduler_config, note)
+    return log
+
+
+def digest(log: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(log).encode()).hexdigest()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_simulator_and_live_driver_decide_alike(seed: int) -> None:
+    engines = 1 + seed % 2
+    situation = list(SITUATIONS.values())[seed // 2 % len(SITUATIONS)]
+    config = SimulationConfig(EngineConfig(PROFILES["rtx6000ada"]), engines)
+    scheduler_config = SchedulerConfig(**situation)
+    requests = workload(seed, engines)
+    expected = simulated(requests, config, scheduler_config)
+    found = run_in_virtual_time(live(requests, config, scheduler_config))
+    first = next((pair for pair in zip(expected, found, strict=False) if pair[0] != pair[1]), None)
+    assert first is None, "the first decision that differs: simulator, then driver"
+    assert digest(found) == digest(expected)
+    assert len(found) >= len(requests)
