@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
 from loadgen.client import Api
+from loadgen.demo import DemoPlan
 from proxy import __version__
 from proxy.sim.workload import SHAREGPT_LIKE, ClassShare, parse_class
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
+  see what the proxy does, with simulated servers, in a minute
+    slai-loadgen demo
+
   what can one server do at 2 requests per second?
     slai-loadgen run --url http://localhost:8000 --trace sharegpt-like --rate 2 --requests 600
 
@@ -44,6 +48,17 @@ examples:
     slai-loadgen run --url http://localhost:8000 --rate 1 --requests 60 --scale-lengths 0.1 --max-prompt-tokens 900
 
 exit status: 0 fine; 1 nothing completed, or the run is not valid; 2 wrong usage; 130 interrupted
+"""
+
+
+_DEMO_DESCRIPTION = """\
+Start two simulated vLLM servers and the proxy, send the same ShareGPT-like requests straight to the servers and then
+through the proxy, and set both beside each other and beside what the simulator predicts. Rates, times and deadlines
+are in the simulated servers' own time.
+"""
+
+_DEMO_NOTES = """\
+exit status: 0 fine; 1 it did not come to a valid comparison; 2 wrong usage; 130 interrupted
 """
 
 
@@ -77,6 +92,15 @@ def _parser() -> argparse.ArgumentParser:
             help="send a workload and report",
             description="Send a workload to one or more servers and report what its users would have seen.",
             epilog=_RUN_NOTES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+    )
+    _add_demo(
+        commands.add_parser(
+            "demo",
+            help="show on simulated servers what the proxy does",
+            description=_DEMO_DESCRIPTION,
+            epilog=_DEMO_NOTES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
     )
@@ -139,6 +163,36 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     report = parser.add_argument_group("report")
     report.add_argument("--json", metavar="OUT", help="write the whole report to this file; - for standard output")
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    plan = DemoPlan()
+    parser.add_argument(
+        "--rate",
+        type=_positive,
+        default=plan.rate,
+        metavar="R",
+        help=f"requests per second to both servers together (default: {plan.rate:g}, near what they can do)",
+    )
+    parser.add_argument(
+        "--requests",
+        type=_count,
+        default=plan.requests,
+        metavar="N",
+        help=f"how many requests to send to each side (default: {plan.requests})",
+    )
+    parser.add_argument(
+        "--speed",
+        type=_positive,
+        default=plan.speed,
+        metavar="K",
+        help=f"run the servers K times as fast as real ones (default: {plan.speed:g}); "
+        "more than this machine can do spoils the figures",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=plan.seed, metavar="N", help=f"draws the requests (default: {plan.seed})"
+    )
+    parser.add_argument("--json", metavar="OUT", help="write both reports to this file; - for standard output")
 
 
 def _urls(text: str) -> list[str]:

@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from loadgen.arguments import parse_arguments
+from loadgen.demo import DemoPlan, run_demo
+from loadgen.demo_text import show_introduction, show_outcome
 from loadgen.progress import open_display
 from loadgen.report import (
     SCHEMA_VERSION,
     Document,
     build_document,
     comparison_table,
+    describe_classes,
     remarks,
     run_tables,
     same_workload,
@@ -61,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.command == "compare":
             return _compare(args.a, args.b)
+        if args.command == "demo":
+            return _demo(args)
         return asyncio.run(run_command(args))
     except (UsageError, TraceError) as error:
         print(f"slai-loadgen: {error}", file=sys.stderr)
@@ -162,15 +167,7 @@ def _config(args: argparse.Namespace, model: str, nonce: int) -> dict[str, Any]:
         "rate": args.rate,
         "requests": args.requests,
         "seed": args.seed,
-        "classes": [
-            {
-                "name": c.request_class.name,
-                "share": c.share,
-                "ttft_s": c.request_class.ttft_seconds,
-                "tbt_s": c.request_class.tbt_seconds,
-            }
-            for c in classes
-        ],
+        "classes": describe_classes(classes),
         "max_prompt_tokens": args.max_prompt_tokens,
         "max_output_tokens": args.max_output_tokens,
         "scale_lengths": args.scale_lengths,
@@ -192,11 +189,15 @@ def _describe(trace: Trace) -> dict[str, Any]:
 
 def _publish(document: Document, target: str | None) -> None:
     """Print the tables, and write the document to ``target`` where one is given."""
-    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     console = _console(stderr=target == "-")
     show(console, run_tables(document))
     for remark in remarks(document):
         console.print(remark, markup=False, highlight=False, soft_wrap=True)
+    _write(document, target)
+
+
+def _write(document: Document, target: str | None) -> None:
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     if target == "-":
         sys.stdout.write(text)
     elif target is not None:
@@ -213,6 +214,22 @@ def _compare(first: str, second: str) -> int:
         if not document["valid"]:
             print(f"{name} is not valid: {document['invalid_reason']}.", file=sys.stderr)
     return _FINE if a["valid"] and b["valid"] else _FAILED
+
+
+def _demo(args: argparse.Namespace) -> int:
+    _check_output(args.json)
+    _allow_many_sockets()
+    plan = DemoPlan(args.rate, args.requests, args.speed, args.seed)
+    notes = Console(stderr=True)
+    show_introduction(plan, notes)
+    outcome = run_demo(plan, notes)
+    show_outcome(outcome, _console(stderr=args.json == "-"))
+    _write(outcome.document(), args.json)
+    if outcome.failure is not None:
+        print(f"slai-loadgen: {outcome.failure}", file=sys.stderr)
+    if outcome.interrupted:
+        return _INTERRUPTED
+    return _FINE if outcome.valid else _FAILED
 
 
 def _read_document(name: str) -> Document:

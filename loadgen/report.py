@@ -12,9 +12,10 @@ from rich.table import Table
 from proxy.sim.records import quantiles, summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from proxy.sim.records import RequestRecord
+    from proxy.sim.workload import ClassShare
 
 SCHEMA_VERSION = 1
 
@@ -126,15 +127,31 @@ def remarks(document: Document) -> list[str]:
     return found
 
 
-def comparison_table(a: Document, b: Document, names: tuple[str, str] = ("a", "b")) -> Table:
-    """Set two runs side by side; the last column is the second over the first."""
+def comparison_table(a: Document, b: Document, names: tuple[str, str] = ("a", "b"), *, by_length: bool = True) -> Table:
+    """Set two runs side by side; the last column is the second over the first.
+
+    ``by_length`` adds TTFT for each range of prompt lengths.
+    """
     table = _table("", "unit", *names, f"{names[1]} / {names[0]}")
-    for (label, unit, digits, first), (_, _, _, second) in zip(
-        _figures(a, _labels(a, b)), _figures(b, _labels(a, b)), strict=True
-    ):
+    classes, buckets = _labels(a, b)
+    labels = (classes, buckets if by_length else [])
+    for (label, unit, digits, first), (_, _, _, second) in zip(_figures(a, labels), _figures(b, labels), strict=True):
         ratio = f"{second / first:.2f}" if first and second is not None else "-"
         table.add_row(label, unit, _number(first, digits), _number(second, digits), ratio)
     return table
+
+
+def describe_classes(classes: Iterable[ClassShare]) -> list[dict[str, Any]]:
+    """The classes of a run's users as they stand in its document's ``config``."""
+    return [
+        {
+            "name": c.request_class.name,
+            "share": c.share,
+            "ttft_s": c.request_class.ttft_seconds,
+            "tbt_s": c.request_class.tbt_seconds,
+        }
+        for c in classes
+    ]
 
 
 def same_workload(a: Document, b: Document) -> bool:

@@ -16,7 +16,7 @@ from proxy.core.engine import EngineLimits
 from proxy.core.events import DrainStarted
 from proxy.core.request import RejectReason
 from proxy.core.scheduler import Scheduler
-from proxy.server.answers import error_response
+from proxy.server.answers import STARTED, error_response
 from proxy.server.driver import Driver
 from proxy.server.generate import CHAT_PATH, Generator
 from proxy.server.passthrough import PassThrough
@@ -166,4 +166,8 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
         raise
     except Exception:
         _log.exception("%s %s failed through a fault of the proxy", request.method, request.path)
+        if (started := request.get(STARTED)) is not None:
+            if request.transport is not None:
+                request.transport.abort()
+            return started
         return error_response(answer(LocalFailure.INTERNAL))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from math import inf
 
 from proxy.core.actions import Action
 from proxy.core.events import Arrived, Ended, Event, NotStarted
@@ -37,6 +38,7 @@ class Driver:
         self._on_action = on_action
         self._tickets: dict[str, Ticket] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = inf  # not asked of the handle: uvloop gives a plain one for a time that has come
 
     def now(self) -> float:
         """The time in whole microseconds, as the simulator has it: equal times, equal decisions."""
@@ -89,12 +91,12 @@ class Driver:
     def _arm(self) -> None:
         deadline = self.scheduler.next_deadline()
         if self._timer is not None:
-            if deadline is not None and self._timer.when() <= deadline:
+            if deadline is not None and self._timer_at <= deadline:
                 return  # fires early enough, and finds nothing to do if that is too early
             self._timer.cancel()
             self._timer = None
         if deadline is not None:
-            self._timer = self._loop.call_at(deadline, self._tick, deadline)
+            self._timer, self._timer_at = self._loop.call_at(deadline, self._tick, deadline), deadline
 
     def _tick(self, deadline: float) -> None:
         self._timer = None

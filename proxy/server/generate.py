@@ -18,7 +18,7 @@ from multidict import CIMultiDict
 
 from proxy.core.actions import Dispatch, Reject
 from proxy.core.request import Outcome, Request, RequestClass
-from proxy.server.answers import error_response
+from proxy.server.answers import error_response, start
 from proxy.server.driver import Driver
 from proxy.server.meter import StreamMeter
 from proxy.telemetry.metrics import Metrics
@@ -149,7 +149,7 @@ class Generator:
             headers=CIMultiDict(wire_headers.forward_response_headers(upstream.headers, keep_content_length=True)),
         )
         response.headers.setdefault("X-Request-Id", report.client_id)
-        await response.prepare(request)
+        await start(request, response)
         meter = StreamMeter(report, self.metrics.tbt(report.request_class.name), self.driver.on_tokens)
         kept: bytearray | None = bytearray()
         try:

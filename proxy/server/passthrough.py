@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 
 from proxy.core.request import RejectReason
 from proxy.core.scheduler import Scheduler
-from proxy.server.answers import error_response
+from proxy.server.answers import error_response, start
 from proxy.upstream.client import EngineClient, EngineError, read_chunks
 from proxy.wire import headers as wire_headers
 from proxy.wire.errors import LocalFailure, answer
@@ -45,7 +45,7 @@ class PassThrough:
                         wire_headers.forward_response_headers(upstream.headers, keep_content_length=True)
                     ),
                 )
-                await response.prepare(request)
+                await start(request, response)
                 try:
                     async for data in read_chunks(upstream):
                         await response.write(data)

@@ -1,0 +1,88 @@
+"""A scheduler on a stage: one method per event, answers as short lines, invariants after every call."""
+
+from typing import Any
+
+from builders import make_limits, make_request, make_scheduler
+from invariants import check_after_tick, check_scheduler
+
+from proxy.core.actions import Action, describe
+from proxy.core.engine import EngineBelief
+from proxy.core.events import (
+    Arrived,
+    DrainStarted,
+    Ended,
+    EngineDown,
+    EngineUp,
+    Event,
+    NotStarted,
+    TokensProduced,
+)
+from proxy.core.scheduler import Scheduler
+
+
+class Play:
+    """Every method takes the time ``at`` which it happens (default: as before) and returns what the scheduler does.
+
+    An answer reads ``["dispatch a e0", "reject b queue_full"]``.
+    """
+
+    def __init__(self, scheduler: Scheduler | None = None, **fields: Any) -> None:
+        self.scheduler = make_scheduler(**fields) if scheduler is None else scheduler
+        self.now = 0.0
+        self.actions: list[Action] = []
+        """What the last call answered."""
+
+    def engine(self, engine_id: str = "e0") -> EngineBelief:
+        return next(e for e in self.scheduler.engines if e.id == engine_id)
+
+    def arrive(
+        self,
+        request_id: str,
+        prompt_tokens: int = 100,
+        *,
+        at: float | None = None,
+        since: float | None = None,
+        **fields: Any,
+    ) -> list[str]:
+        """``since``: when the request's first byte came."""
+        return self.handle(Arrived(make_request(request_id, prompt_tokens, **fields), since), at)
+
+    def tokens(self, request_id: str, chunks: int = 1, *, at: float | None = None) -> list[str]:
+        return self.handle(TokensProduced(request_id, chunks), at)
+
+    def end(self, request_id: str, *, at: float | None = None) -> list[str]:
+        return self.handle(Ended(request_id), at)
+
+    def not_started(self, request_id: str, back_off_seconds: float = 1.0, *, at: float | None = None) -> list[str]:
+        return self.handle(NotStarted(request_id, back_off_seconds), at)
+
+    def up(
+        self, engine_id: str = "e0", *, at: float | None = None, models: tuple[str, ...] = (), **limits: Any
+    ) -> list[str]:
+        return self.handle(EngineUp(engine_id, make_limits(**limits), frozenset(models)), at)
+
+    def down(self, engine_id: str = "e0", *, at: float | None = None) -> list[str]:
+        return self.handle(EngineDown(engine_id), at)
+
+    def drain(self, *, at: float | None = None) -> list[str]:
+        return self.handle(DrainStarted(), at)
+
+    def handle(self, event: Event, at: float | None = None) -> list[str]:
+        self._move_to(at)
+        return self._answer(self.scheduler.handle(event, self.now))
+
+    def tick(self, *, at: float | None = None) -> list[str]:
+        self._move_to(at)
+        answer = self._answer(self.scheduler.tick(self.now))
+        check_after_tick(self.scheduler, self.now)
+        return answer
+
+    def _move_to(self, at: float | None) -> None:
+        if at is not None:
+            assert at >= self.now, "time does not run backwards"
+            self.now = at
+
+    def _answer(self, actions: list[Action]) -> list[str]:
+        self.actions = actions
+        check_scheduler(self.scheduler, self.now)
+        return [describe(action, self.now).split(" ", 1)[1] for action in actions]

@@ -1,0 +1,346 @@
+"""The scheduler under any sequence of events at any times: what must hold after each of them."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from builders import make_limits, make_request
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from invariants import check_scheduler, is_open
+
+from proxy.core.actions import Action, Dispatch, Reject
+from proxy.core.admission import GateConfig
+from proxy.core.engine import EngineLimits
+from proxy.core.events import (
+    Arrived,
+    DrainStarted,
+    Ended,
+    EngineDown,
+    EngineUp,
+    Event,
+    NotStarted,
+    TokensProduced,
+)
+from proxy.core.ordering import first_come_first_served, shortest_prompt_first
+from proxy.core.request import RejectReason, Request
+from proxy.core.scheduler import Scheduler, SchedulerConfig
+
+GATE = GateConfig(kv_watermark=0.05, kv_growth_tokens=16)
+
+configs = st.builds(
+    SchedulerConfig,
+    ordering=st.sampled_from([shortest_prompt_first(10.0), shortest_prompt_first(0.5), first_come_first_served()]),
+    gate=st.just(GATE),
+    max_wait_seconds=st.sampled_from([0.5, 60.0]),
+    queue_timeout_seconds=st.sampled_from([1.0, 300.0]),
+    max_queue_requests=st.sampled_from([0, 3, 1000, 1000]),
+    max_queue_bytes=st.sampled_from([100, 1 << 20, 1 << 20]),
+    no_engine_retry_seconds=st.just(5.0),
+)
+limits = st.builds(
+    make_limits,
+    token_budget=st.sampled_from([1, 64, 512]),
+    max_num_seqs=st.sampled_from([1, 2, 8]),
+    kv_tokens=st.sampled_from([None, 100, 4000]),
+)
+intervals = st.one_of(st.integers(0, 100_000), st.integers(0, 10_000_000)).map(lambda us: us / 1e6)
+picks = st.integers(0, 1 << 16)
+Newcomer = tuple[int, int, int, float | None]
+newcomers = st.tuples(
+    st.sampled_from([0, 1, 30, 100, 500, 600, 3000, 50_000]),  # prompt tokens
+    st.sampled_from([0, 10, 60, 200]),  # bytes
+    picks,  # for the model
+    st.sampled_from([None, None, 0.0, 0.2, 2.0]),  # seconds of upload
+)
+bursts: st.SearchStrategy[list[Newcomer]] = st.lists(newcomers, min_size=1, max_size=6)
+
+
+@dataclass
+class Live:
+    """A request that is not over, as the shell knows it."""
+
+    request: Request
+    came_at: float
+    engine: str | None = None
+    tokens: int = 0
+
+
+@dataclass
+class Shell:
+    """What a shell would know: which engines there are and what was told about each request."""
+
+    up: dict[str, bool] = field(default_factory=dict)
+    models: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Empty: any, and so for an engine that was never up."""
+    limits: dict[str, EngineLimits] = field(default_factory=dict)
+    live: dict[str, Live] = field(default_factory=dict)
+    over: dict[str, str] = field(default_factory=dict)
+    draining: bool = False
+
+
+class AnyEvents(RuleBasedStateMachine):
+    """All engines serve any model, hence one queue."""
+
+    served: ClassVar[dict[str, frozenset[str]]] = {"x": frozenset(), "y": frozenset(), "z": frozenset()}
+    models: ClassVar[tuple[str, ...]] = ("",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.shell = Shell()
+        self.scheduler = Scheduler()
+
+    @initialize(config=configs, engines=st.dictionaries(st.sampled_from("xyz"), limits, min_size=1), first=bursts)
+    def start(self, config: SchedulerConfig, engines: dict[str, EngineLimits], first: list[Newcomer]) -> None:
+        self.scheduler = Scheduler(config)
+        for engine, of in engines.items():
+            self.engine_up(engine, of)
+        self.arrive(first)
+
+    # -- time --
+
+    @rule(seconds=intervals)
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass with a punctual timer."""
+        until = self.now + seconds
+        for _ in range(10_000):
+            deadline = self.scheduler.next_deadline()
+            if deadline is None or deadline > until:
+                break
+            self.now = max(self.now, deadline)
+            self.tick()
+        else:
+            raise AssertionError("the timer never comes to rest")
+        self.now = until
+
+    @rule(seconds=intervals)
+    def pass_time_with_a_late_timer(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def tick(self) -> None:
+        self.perform(self.scheduler.tick(self.now), None)
+
+    # -- requests --
+
+    @rule(burst=bursts)
+    def arrive(self, burst: list[Newcomer]) -> None:
+        for prompt, size, pick, upload in burst:
+            number = len(self.shell.live) + len(self.shell.over)
+            model = self.models[pick % len(self.models)]
+            request = make_request(f"r{number}", prompt, model=model, size_bytes=size)
+            came_at = self.now if upload is None else self.now - upload
+            self.shell.live[request.id] = Live(request, came_at)
+            self.feed(Arrived(request, None if upload is None else came_at))
+
+    @rule(burst=bursts, seconds=intervals)
+    def arrive_later(self, burst: list[Newcomer], seconds: float) -> None:
+        self.pass_time(seconds)
+        self.arrive(burst)
+
+    @precondition(lambda self: self.shell.live)
+    @rule(pick=picks)
+    def arrive_under_an_id_in_use(self, pick: int) -> None:
+        request_id = self.pick_live(pick).request.id
+        try:
+            self.scheduler.handle(Arrived(make_request(request_id)), self.now)
+        except ValueError:
+            check_scheduler(self.scheduler, self.now)
+        else:
+            raise AssertionError("accepted twice")
+
+    @precondition(lambda self: self.shell.live)
+    @rule(pick=picks, chunks=st.sampled_from([1, 1, 2, 5]))
+    def produce(self, pick: int, chunks: int) -> None:
+        """One stream of any engine is read; of a waiting request this is a stray event and must be ignored."""
+        self.produce_tokens(self.pick_live(pick), chunks)
+
+    @precondition(lambda self: any(live.tokens for live in self.shell.live.values()))
+    @rule(engine=st.sampled_from("xyz"), chunks=st.sampled_from([1, 1, 2]), seconds=intervals, ends=st.booleans())
+    def step(self, engine: str, chunks: int, seconds: float, ends: bool) -> None:
+        """All streams of an engine get their tokens of a step, and the eldest may end with it."""
+        self.pass_time(seconds)
+        streams = [live for live in self.shell.live.values() if live.engine == engine and live.tokens]
+        for live in streams:
+            self.produce_tokens(live, chunks)
+        if streams and ends:
+            self.end_request(streams[0].request.id)
+
+    @precondition(lambda self: self.shell.live)
+    @rule(pick=picks, tokens=st.sampled_from([None, None, 0, 1, 50]))
+    def end(self, pick: int, tokens: int | None) -> None:
+        """A request ends at whatever stage it is: waiting, in its prefill, within its stream."""
+        self.end_request(self.pick_live(pick).request.id, tokens)
+
+    @precondition(lambda self: any(live.engine and not live.tokens for live in self.shell.live.values()))
+    @rule(pick=picks, back_off=st.sampled_from([0.0, 0.001, 0.3, 5.0]))
+    def not_started(self, pick: int, back_off: float) -> None:
+        released = [live for live in self.shell.live.values() if live.engine and not live.tokens]
+        live = released[pick % len(released)]
+        live.engine = None
+        self.feed(NotStarted(live.request.id, back_off))
+
+    @rule(pick=picks)
+    def stray_events(self, pick: int) -> None:
+        """What is told of requests that are over, unknown or still waiting changes nothing."""
+        waiting = [live.request.id for live in self.shell.live.values() if live.engine is None]
+        for request_id in ("nobody", *list(self.shell.over)[-2:]):
+            self.feed(Ended(request_id))
+        for request_id in ("nobody", *list(self.shell.over)[-2:], *waiting[pick % 3 :][:1]):
+            if request_id not in self.shell.live or self.shell.live[request_id].engine is None:
+                self.feed(TokensProduced(request_id))
+                self.feed(NotStarted(request_id, 1.0))
+
+    # -- engines --
+
+    @rule(engine=st.sampled_from("xyz"), of=limits)
+    def engine_up(self, engine: str, of: EngineLimits) -> None:
+        self.shell.up[engine] = True
+        self.shell.limits[engine] = of
+        self.shell.models[engine] = self.served[engine]
+        self.feed(EngineUp(engine, of, self.served[engine]))
+
+    @precondition(lambda self: sum(self.shell.up.values()) > 1 or len(self.shell.over) % 3 == 0)
+    @rule(engine=st.sampled_from("xyz"))
+    def engine_down(self, engine: str) -> None:
+        self.shell.up[engine] = False
+        self.shell.models.setdefault(engine, frozenset())
+        self.feed(EngineDown(engine))
+
+    @precondition(lambda self: not self.shell.draining and len(self.shell.over) > 20)
+    @rule()
+    def drain(self) -> None:
+        self.shell.draining = True
+        self.feed(DrainStarted())
+
+    # -- the shell --
+
+    def teardown(self) -> None:
+        self.shell.draining = True
+        self.feed(DrainStarted())
+        assert all(live.engine for live in self.shell.live.values()), "what waited was refused"
+        for request_id in list(self.shell.live):
+            self.end_request(request_id)
+        assert (self.scheduler.waiting, self.scheduler.waiting_bytes, self.scheduler.waiting_tokens) == (0, 0, 0)
+        assert not self.scheduler._entries
+        assert not self.scheduler._queues
+        assert all((e.outstanding, e.backlog, e.kv_tokens) == (0, 0, 0) for e in self.scheduler.engines)
+
+    def pick_live(self, pick: int) -> Live:
+        return list(self.shell.live.values())[pick % len(self.shell.live)]
+
+    def serving(self, model: str) -> list[str]:
+        return [e for e, served in self.shell.models.items() if not model or not served or model in served]
+
+    def produce_tokens(self, live: Live, chunks: int) -> None:
+        if live.engine is not None:
+            live.tokens += chunks
+        self.feed(TokensProduced(live.request.id, chunks))
+
+    def end_request(self, request_id: str, tokens: int | None = None) -> None:
+        del self.shell.live[request_id]
+        self.shell.over[request_id] = "ended"
+        self.feed(Ended(request_id, tokens))
+
+    def feed(self, event: Event) -> None:
+        self.perform(self.scheduler.handle(event, self.now), event)
+
+    def perform(self, actions: list[Action], cause: Event | None) -> None:
+        last: dict[str, Request] = {}
+        for action in actions:
+            assert action.request_id not in self.shell.over, "an outcome is final"
+            live = self.shell.live[action.request_id]
+            assert live.engine is None, "it was dispatched already"
+            match action:
+                case Dispatch(request_id, engine):
+                    assert self.shell.up[engine]
+                    assert engine in self.serving(live.request.model)
+                    live.engine = engine
+                    last[engine] = live.request
+                case Reject(request_id, reason, retry_after):
+                    self.check_refusal(live, reason, retry_after, cause)
+                    del self.shell.live[request_id]
+                    self.shell.over[request_id] = reason
+        check_scheduler(self.scheduler, self.now)
+        self.check_counts()
+        if isinstance(cause, Arrived):
+            self.check_queue(cause.request.id)
+        for engine, request in last.items():
+            self.check_gate(engine, request)
+
+    def check_counts(self) -> None:
+        live = self.shell.live.values()
+        assert not (self.shell.draining and self.scheduler.waiting), "a drain leaves nothing waiting"
+        assert self.scheduler.waiting == sum(one.engine is None for one in live)
+        for engine in self.scheduler.engines:
+            assert engine.outstanding == sum(one.engine == engine.id for one in live)
+            assert engine.decodes == sum(one.engine == engine.id and one.tokens > 0 for one in live)
+            assert engine.up == self.shell.up[engine.id]
+
+    def check_queue(self, newcomer: str) -> None:
+        """Check the bounds of the queue; only what an engine did not start may come back over them."""
+        if newcomer in self.shell.live and self.shell.live[newcomer].engine is None:
+            assert not self.shell.draining
+            assert self.scheduler.waiting <= self.scheduler.config.max_queue_requests
+            assert self.scheduler.waiting_bytes <= self.scheduler.config.max_queue_bytes
+
+    def check_gate(self, engine_id: str, released_last: Request) -> None:
+        """Check the engine's limits after a release to it, however much they shrank before."""
+        engine = next(e for e in self.scheduler.engines if e.id == engine_id)
+        of = self.shell.limits[engine_id]
+        assert is_open(engine, self.now)
+        assert engine.outstanding <= of.max_num_seqs
+        if of.kv_tokens is None or engine.outstanding == 1:
+            return
+        room = (1 - GATE.kv_watermark) * of.kv_tokens - GATE.kv_growth_tokens
+        if released_last.prompt_tokens <= room:
+            assert engine.kv_tokens + GATE.kv_growth_tokens * (engine.outstanding - 1) <= room
+
+    def check_refusal(self, live: Live, reason: RejectReason, retry_after: float | None, cause: Event | None) -> None:
+        serving = self.serving(live.request.model)
+        config = self.scheduler.config
+        match reason:
+            case RejectReason.QUEUE_FULL:
+                assert isinstance(cause, Arrived)
+                assert cause.request is live.request
+                if len(self.models) == 1:
+                    open_engines = [e for e in self.scheduler.engines if is_open(e, self.now)]
+                    assert self.scheduler.waiting or all(e.outstanding for e in open_engines)
+            case RejectReason.QUEUE_TIMEOUT:
+                assert cause is None
+                assert self.now - live.came_at >= config.queue_timeout_seconds - 1e-6
+            case RejectReason.NO_ENGINE:
+                assert not any(self.shell.up[e] for e in serving)
+            case RejectReason.UNKNOWN_MODEL:
+                assert self.shell.up
+                assert not serving
+            case RejectReason.DRAINING:
+                assert self.shell.draining
+            case _:
+                raise AssertionError(reason)
+        if reason in (RejectReason.QUEUE_FULL, RejectReason.QUEUE_TIMEOUT):
+            assert retry_after is not None
+            assert 1 <= retry_after <= 60
+        else:
+            assert retry_after == (None if reason is RejectReason.UNKNOWN_MODEL else config.no_engine_retry_seconds)
+
+
+class SeveralModels(AnyEvents):
+    """Engines that share some of their models, and requests for models that some or none of them serve."""
+
+    served: ClassVar[dict[str, frozenset[str]]] = {
+        "x": frozenset({"a"}),
+        "y": frozenset({"b"}),
+        "z": frozenset({"a", "b", "c"}),
+    }
+    models: ClassVar[tuple[str, ...]] = ("a", "b", "c", "", "unknown")
+
+
+bounded = settings(
+    max_examples=60, stateful_step_count=40, derandomize=True, database=None, deadline=None, report_multiple_bugs=False
+)
+TestAnyEvents = AnyEvents.TestCase
+TestAnyEvents.settings = bounded
+TestSeveralModels = SeveralModels.TestCase
+TestSeveralModels.settings = bounded
