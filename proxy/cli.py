@@ -6,9 +6,12 @@ import argparse
 import asyncio
 import logging
 import sys
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from proxy import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _COMMANDS = {
     "serve": "start the proxy in front of vLLM servers (or of simulated ones)",

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -150,11 +159,11 @@ class Settings(BaseSettings):
     @classmethod
     def settings_customise_sources(
         cls,
-        settings_cls: type[BaseSettings],
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - pydantic passes all by keyword
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         # ``load_settings`` merges the sources itself, because only it can say afterwards where a value came from.
         return (init_settings,)
@@ -191,7 +200,9 @@ def load_settings(arguments: Sequence[str], program: str) -> tuple[Settings, dic
     """
     flags = _flags(arguments, program)
     environment = EnvSettingsSource(Settings)()
-    unknown = [k for k in _environment_keys() if k.removeprefix(ENVIRONMENT_PREFIX).lower() not in Settings.model_fields]
+    unknown = [
+        k for k in _environment_keys() if k.removeprefix(ENVIRONMENT_PREFIX).lower() not in Settings.model_fields
+    ]
     if unknown:
         raise ConfigError(f"environment: {', '.join(unknown)} is no setting; see --help for those that are")
     path = flags.get("config") or environment.get("config")
@@ -213,8 +224,6 @@ def _flags(arguments: Sequence[str], program: str) -> dict[str, Any]:
 
 
 def _environment_keys() -> list[str]:
-    import os
-
     return sorted(key for key in os.environ if key.startswith(ENVIRONMENT_PREFIX))
 
 
@@ -237,6 +246,8 @@ def _explain(error: ValidationError, sources: Mapping[str, str]) -> str:
     for problem in error.errors(include_url=False):
         key = ".".join(map(str, problem["loc"])) or "settings"
         where = sources.get(str(problem["loc"][0]) if problem["loc"] else "", "")
-        message = "no such setting" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, ")
+        message = (
+            "no such setting" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, ")
+        )
         lines.append(f"{key}{f' ({where})' if where else ''}: {message}")
     return "\n".join(lines)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from proxy.core.request import RejectReason
+if TYPE_CHECKING:
+    from proxy.core.request import RejectReason
 
 
 @dataclass(frozen=True, slots=True)

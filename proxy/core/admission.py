@@ -7,8 +7,10 @@ dry loses throughput, so nothing is held that it could have begun. Between the t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from proxy.core.engine import EngineBelief
+if TYPE_CHECKING:
+    from proxy.core.engine import EngineBelief
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,8 @@ class EngineBelief:
 
     def __repr__(self) -> str:
         state = "up" if self.up else "down"
-        return f"<Engine {self.id} {state}: {len(self._prefills)} prefills, {self.decodes} decodes, {self.backlog} backlog>"
+        work = f"{len(self._prefills)} prefills, {self.decodes} decodes, {self.backlog} backlog"
+        return f"<Engine {self.id} {state}: {work}>"
 
     @property
     def decodes(self) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from proxy.core.engine import EngineLimits
-from proxy.core.request import Request
+if TYPE_CHECKING:
+    from proxy.core.engine import EngineLimits
+    from proxy.core.request import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sortedcontainers import SortedKeyList
 
-from proxy.core.request import Request
+if TYPE_CHECKING:
+    from proxy.core.request import Request
 
 
 @dataclass(frozen=True, slots=True)

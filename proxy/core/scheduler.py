@@ -25,7 +25,7 @@ class SchedulerConfig:
     """Rules of the queue. All durations are seconds."""
 
     ordering: Ordering = field(default_factory=lambda: shortest_prompt_first(10.0))
-    gate: GateConfig = GateConfig()
+    gate: GateConfig = field(default_factory=GateConfig)
     max_wait_seconds: float = 60.0
     """A request that has waited this long goes before all others."""
     queue_timeout_seconds: float = 300.0
@@ -112,7 +112,9 @@ class Scheduler:
                 refused = self._engine_down(engine_id)
             case DrainStarted():
                 self._draining = True
-                refused = [r for queue in list(self._queues.values()) for r in self._reject_all(queue, RejectReason.DRAINING)]
+                refused = [
+                    r for queue in list(self._queues.values()) for r in self._reject_all(queue, RejectReason.DRAINING)
+                ]
             case _:
                 assert_never(event)
         return refused + self._release(now) if self._queues else refused

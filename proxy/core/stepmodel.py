@@ -74,10 +74,7 @@ class OnlineStepModel:
         """Return the expected duration of a step in seconds."""
         theta = self._theta
         return (
-            theta[0]
-            + theta[1] * load[0] * _SCALE[1]
-            + theta[2] * load[1] * _SCALE[2]
-            + theta[3] * load[2] * _SCALE[3]
+            theta[0] + theta[1] * load[0] * _SCALE[1] + theta[2] * load[1] * _SCALE[2] + theta[3] * load[2] * _SCALE[3]
         )
 
     def prefill_tokens_within(self, seconds: float, decodes: int, kv_tokens: int) -> int:

@@ -7,11 +7,11 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from proxy.config import Settings
 from proxy.core.engine import EngineLimits
 from proxy.core.events import DrainStarted
 from proxy.core.request import RejectReason
@@ -25,6 +25,9 @@ from proxy.telemetry.tracing import Tracing, otlp_exporter
 from proxy.upstream.client import EngineClient, Timeouts
 from proxy.upstream.probe import Prober
 from proxy.wire.errors import LocalFailure, answer
+
+if TYPE_CHECKING:
+    from proxy.config import Settings
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +63,9 @@ PROXY = web.AppKey("proxy", Proxy)
 LimitsOf = Callable[[int | None], EngineLimits]
 
 
-def create_app(settings: Settings, *, limits: LimitsOf | None = None, tracing: Tracing | None = None) -> web.Application:
+def create_app(
+    settings: Settings, *, limits: LimitsOf | None = None, tracing: Tracing | None = None
+) -> web.Application:
     """Build the proxy's application; engines are probed and requests scheduled from its start to its cleanup.
 
     ``limits`` gives an engine's limits from the size of its KV cache as it reports it; the settings' own by default.
@@ -164,9 +169,10 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
         )
     except ConnectionError:
         raise
-    except Exception:
+    except Exception:  # noqa: BLE001 - whatever it was, the client gets an answer and the log its trace
         _log.exception("%s %s failed through a fault of the proxy", request.method, request.path)
-        if (started := request.get(STARTED)) is not None:
+        started: web.StreamResponse | None = request.get(STARTED)
+        if started is not None:
             if request.transport is not None:
                 request.transport.abort()
             return started

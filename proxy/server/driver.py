@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from math import inf
+from typing import TYPE_CHECKING
 
 from proxy.core.actions import Action
 from proxy.core.events import Arrived, Ended, Event, NotStarted
-from proxy.core.request import Request
-from proxy.core.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from proxy.core.request import Request
+    from proxy.core.scheduler import Scheduler
 
 Ticket = asyncio.Future[Action]
 """Resolves to the scheduler's decision on a request: ``Dispatch`` or ``Reject``."""

@@ -10,8 +10,8 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from aiohttp import ClientResponse, web
 from multidict import CIMultiDict
@@ -19,15 +19,19 @@ from multidict import CIMultiDict
 from proxy.core.actions import Dispatch, Reject
 from proxy.core.request import Outcome, Request, RequestClass
 from proxy.server.answers import error_response, start
-from proxy.server.driver import Driver
 from proxy.server.meter import StreamMeter
-from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.report import RequestReport, TokenTimes
-from proxy.telemetry.tracing import Tracing
 from proxy.upstream.client import EngineClient, EngineError, read_chunks
 from proxy.wire import headers as wire_headers
 from proxy.wire.errors import ErrorAnswer, LocalFailure, UpstreamFailure, answer, bad_request, model_not_found
 from proxy.wire.openai import BadRequest, peek, read_usage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from proxy.server.driver import Driver
+    from proxy.telemetry.metrics import Metrics
+    from proxy.telemetry.tracing import Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -138,9 +142,7 @@ class Generator:
             # The engine provably has not started: back to the request's old place in the queue.
             ticket = self.driver.not_started(report.request_id, back_off_seconds)
 
-    async def _relay(
-        self, request: web.Request, report: RequestReport, upstream: ClientResponse
-    ) -> web.StreamResponse:
+    async def _relay(self, request: web.Request, report: RequestReport, upstream: ClientResponse) -> web.StreamResponse:
         report.status = upstream.status
         streamed = upstream.content_type == "text/event-stream"
         response = web.StreamResponse(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from proxy.telemetry.metrics import TbtHistogram
-from proxy.telemetry.report import RequestReport
 from proxy.wire.openai import read_chunk
 from proxy.wire.sse import EventSplitter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from proxy.telemetry.metrics import TbtHistogram
+    from proxy.telemetry.report import RequestReport
 
 
 class StreamMeter:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy.core.request import RejectReason
-from proxy.core.scheduler import Scheduler
 from proxy.server.answers import error_response, start
 from proxy.upstream.client import EngineClient, EngineError, read_chunks
 from proxy.wire import headers as wire_headers
 from proxy.wire.errors import LocalFailure, answer
 from proxy.wire.openai import BadRequest, peek
+
+if TYPE_CHECKING:
+    from proxy.core.scheduler import Scheduler
 
 
 @dataclass(slots=True)

@@ -74,8 +74,9 @@ def _greet(proxy: Proxy, runner: web.AppRunner) -> None:
     models = [str(model["id"]) for model in proxy.prober.models()]
     up = sum(engine.up for engine in proxy.scheduler.engines)
     body = f'{{"model": "{models[0] if models else "MODEL"}", "stream": true, "max_tokens": 20, "prompt": "Hello"}}'
-    print(
-        f"slai-proxy listens on http://{host}:{port} and schedules for {up} of {len(proxy.scheduler.engines)} engines:\n"
+    engines = f"{up} of {len(proxy.scheduler.engines)} engines"
+    print(  # noqa: T201 - to whoever started it, not to the log
+        f"slai-proxy listens on http://{host}:{port} and schedules for {engines}:\n"
         + "".join(f"  {e.id} {'up' if e.up else 'down'}\n" for e in proxy.scheduler.engines)
         + f"Try it:\n  curl -N http://{host}:{port}/v1/completions -H 'Content-Type: application/json' -d '{body}'\n"
         f"Metrics: http://{host}:{port}/metrics    Stop: Ctrl-C",

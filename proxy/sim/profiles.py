@@ -43,7 +43,7 @@ class StepModel:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A GPU with Mistral-7B in 16 bits on it. ``kv_tokens``: how many tokens' keys and values fit beside the weights."""
+    """A GPU with Mistral-7B in 16 bits on it; ``kv_tokens`` tokens have room for keys and values beside the weights."""
 
     name: str
     step: StepModel
@@ -65,8 +65,23 @@ PROFILES = {
             235_728,
             "prefill steps of the SLAI paper's budget experiment (±6 % on 7 points); KV capacity from the paper's code",
         ),
-        Profile("a100", StepModel(3.586 + _VLLM_HOST[0], _VLLM_HOST[1], 7.255, 0.05614, 1.90, 0.0055, 8.512e-5, 2.54e-6), 420_000, _KERNELS),
-        Profile("h100", StepModel(_VLLM_HOST[0], _VLLM_HOST[1], 6.436, 0.0198, 1.63, 0.0033, 4.248e-5, 6.18e-7), 420_000, _KERNELS),
-        Profile("l40s", StepModel(_VLLM_HOST[0], _VLLM_HOST[1], 22.48, 0.05741, 2.05, 0.0094, 1.895e-4, 2.57e-6), 235_728, _KERNELS),
+        Profile(
+            "a100",
+            StepModel(3.586 + _VLLM_HOST[0], _VLLM_HOST[1], 7.255, 0.05614, 1.90, 0.0055, 8.512e-5, 2.54e-6),
+            420_000,
+            _KERNELS,
+        ),
+        Profile(
+            "h100",
+            StepModel(_VLLM_HOST[0], _VLLM_HOST[1], 6.436, 0.0198, 1.63, 0.0033, 4.248e-5, 6.18e-7),
+            420_000,
+            _KERNELS,
+        ),
+        Profile(
+            "l40s",
+            StepModel(_VLLM_HOST[0], _VLLM_HOST[1], 22.48, 0.05741, 2.05, 0.0094, 1.895e-4, 2.57e-6),
+            235_728,
+            _KERNELS,
+        ),
     )
 }

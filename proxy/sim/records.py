@@ -15,16 +15,18 @@ attainment
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from proxy.core.request import RequestClass
-from proxy.sim.workload import ScheduledRequest
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from proxy.core.request import RequestClass
+    from proxy.sim.workload import ScheduledRequest
 
 LENGTH_BUCKETS = (0, 256, 1024, 2048, 4096, 8192)
 """Lower edges of the prompt-length buckets, in tokens."""
@@ -103,7 +105,10 @@ def summarise(records: Sequence[RequestRecord]) -> dict[str, Any]:
         "ttft_s": quantiles(map(_ttft, records), 50, 90, 99),
         "ttft_s_by_class": {name: quantiles(map(_ttft, rs), 50, 90, 99) for name, rs in by_class.items()},
         "ttft_s_by_prompt_tokens": {
-            (f"{low}-{high - 1}" if high < inf else f"{low}+"): {"requests": len(rs), **quantiles(map(_ttft, rs), 50, 99)}
+            (f"{low}-{high - 1}" if high < inf else f"{low}+"): {
+                "requests": len(rs),
+                **quantiles(map(_ttft, rs), 50, 99),
+            }
             for low, high in pairwise((*LENGTH_BUCKETS, inf))
             if (rs := [r for r in records if low <= r.request.prompt_tokens < high])
         },

@@ -12,11 +12,14 @@ import csv
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from proxy.core.request import RELAXED, STRICT, RequestClass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 SHAREGPT_LIKE = "sharegpt-like"
 """The built-in trace's name: lengths drawn from the fit below, nothing read from disk."""
@@ -86,16 +89,13 @@ def parse_class(text: str) -> ClassShare:
         ValueError: the text has another form, or a number is not positive.
     """
     name, *parts = text.split(":")
-    deadlines: dict[str, float] = {}
     try:
         share = float(parts[0])
-        for part in parts[1:]:
-            key, value = part.split("=")
-            if key not in ("tbt", "ttft"):
-                raise ValueError(key)
-            deadlines[key] = float(value)
+        deadlines = {key: float(value) for key, value in (part.split("=") for part in parts[1:])}
     except (ValueError, IndexError):
-        raise ValueError(f"a class is NAME:SHARE[:tbt=SECONDS][:ttft=SECONDS], not {text!r}") from None
+        deadlines = {"?": 0.0}
+    if not deadlines.keys() <= {"tbt", "ttft"}:
+        raise ValueError(f"a class is NAME:SHARE[:tbt=SECONDS][:ttft=SECONDS], not {text!r}")
     if not name or not 0 < share <= 1 or any(not 0 < d < float("inf") for d in deadlines.values()):
         raise ValueError(f"class {text!r}: the share lies in (0, 1], deadlines are positive seconds")
     return ClassShare(RequestClass(name, deadlines.get("ttft"), deadlines.get("tbt")), share)
@@ -122,7 +122,9 @@ def draw_workload(
         raise ValueError("rate and requests must be positive")
     if abs(sum(c.share for c in classes) - 1) > 1e-6:
         raise ValueError("the shares of the classes must add up to 1")
-    arrivals, lengths, kinds, content = (random.Random(f"{seed}:{s}") for s in ("arrivals", "lengths", "classes", "content"))
+    arrivals, lengths, kinds, content = (
+        random.Random(f"{seed}:{s}") for s in ("arrivals", "lengths", "classes", "content")
+    )
     order: list[Lengths] = []
     while len(order) < requests:
         order += lengths.sample(trace.lengths, len(trace.lengths))
@@ -223,8 +225,8 @@ def _read_json(name: str, text: str) -> Iterator[Lengths | str]:
             continue
         history = 0.0
         found = False
-        for turn in turns:
-            turn = _loads_if_text(turn)
+        for entry in turns:
+            turn = _loads_if_text(entry)
             if not isinstance(turn, dict) or not isinstance(turn.get("value"), str):
                 continue
             size = len(turn["value"]) / _CHARACTERS_PER_TOKEN

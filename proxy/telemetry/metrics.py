@@ -8,7 +8,6 @@ plain list and joins the others when somebody scrapes.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -23,6 +22,8 @@ from proxy import __version__
 from proxy.core.request import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from proxy.core.engine import EngineBelief
     from proxy.core.scheduler import Scheduler
     from proxy.telemetry.report import RequestReport
@@ -73,14 +74,18 @@ class Metrics:
 
         # Standard names where OpenTelemetry's GenAI conventions have one. A proxy is the GenAI server to its clients.
         self._duration = histogram("gen_ai.server.request.duration", "Arrival to end of the answer", _DURATION_EDGES)
-        self._ttft = histogram("gen_ai.server.time_to_first_token", "Arrival to first token, queue included", _TTFT_EDGES)
+        self._ttft = histogram(
+            "gen_ai.server.time_to_first_token", "Arrival to first token, queue included", _TTFT_EDGES
+        )
         self._tpot = histogram("gen_ai.server.time_per_output_token", "Mean TBT of a request", _TBT_EDGES)
         self._tbt_max = histogram("slai.request.tbt.max", "Longest TBT of a request", _TBT_EDGES)
         self._tbt_p99 = histogram("slai.request.tbt.p99", "99th percentile of a request's TBT", _TBT_EDGES)
         self._queue = histogram("slai.queue.duration", "Arrival to dispatch", _QUEUE_EDGES)
         self._requests = meter.create_counter("slai.requests", description="Generation requests by outcome")
         self._reasons = meter.create_counter("slai.failures", description="Requests refused or failed, by reason")
-        self._misses = meter.create_counter("slai.deadline.misses", description="Deadlines missed, by kind: ttft or tbt")
+        self._misses = meter.create_counter(
+            "slai.deadline.misses", description="Deadlines missed, by kind: ttft or tbt"
+        )
         self._tokens = meter.create_counter("slai.tokens", description="Prompt and output tokens of ended requests")
         self._declare_gauges(meter)
         for name in self._tbt:  # so that the series exist before the first event

@@ -5,8 +5,10 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from math import ceil
+from typing import TYPE_CHECKING
 
-from proxy.core.request import Outcome, RequestClass
+if TYPE_CHECKING:
+    from proxy.core.request import Outcome, RequestClass
 
 MAX_GAPS = 16_384
 """Gaps of one stream that are kept for its p99; the maximum, the mean and the misses cover all of them."""
@@ -40,8 +42,7 @@ class TokenTimes:
             return None
         gap = now - last_at
         self.gap_count += 1
-        if gap > self.gap_max:
-            self.gap_max = gap
+        self.gap_max = max(self.gap_max, gap)
         if self.tbt_seconds is not None and gap > self.tbt_seconds:
             self.misses += 1
         if self.gap_count <= MAX_GAPS:

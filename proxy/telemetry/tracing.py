@@ -6,7 +6,6 @@ there are none at all, and a client's ``traceparent`` goes to the engine as it c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
@@ -20,6 +19,8 @@ from proxy import __version__
 from proxy.core.request import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import SpanProcessor
 
@@ -73,7 +74,7 @@ class Tracing:
             self._propagator.inject(headers, trace.set_span_in_context(span))
 
     def end(self, span: Span | None, report: RequestReport, now: float, now_ns: int) -> None:
-        """End the span with what the report says; ``now`` and ``now_ns`` are one instant on the loop's and the wall clock."""
+        """End the span with what the report says; ``now`` and ``now_ns`` are one instant on either clock."""
         if span is None:
             return
         span.set_attributes(_attributes(report))

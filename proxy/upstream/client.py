@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import aiohttp
 from yarl import URL
 
 from proxy.wire.errors import UpstreamFailure
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
 
 # vLLM closes idle connections after 5 s. A pooled connection must be given up before that: a request sent on one
 # that the engine is just closing fails, and nobody can tell whether it was read.

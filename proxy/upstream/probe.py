@@ -10,12 +10,14 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from proxy.core.engine import EngineLimits
 from proxy.core.events import EngineDown, EngineUp
+
+if TYPE_CHECKING:
+    from proxy.core.engine import EngineLimits
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +104,9 @@ class Prober:
         )
         if not probe.up or up != probe.announced:
             if not probe.up:
-                _log.info("engine %s is up: models %s, KV cache %s tokens", up.engine_id, sorted(up.models), probe.kv_tokens)
+                _log.info(
+                    "engine %s is up: models %s, KV cache %s tokens", up.engine_id, sorted(up.models), probe.kv_tokens
+                )
             probe.up, probe.announced = True, up
             self._announce(up)
 

@@ -22,7 +22,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         epilog="example: slai-proxy engine --ports 8101,8102 --speed 4",
     )
-    parser.add_argument("--ports", default="8101", help="one engine for each of these ports, with commas; 0 is any free one")
+    parser.add_argument(
+        "--ports", default="8101", help="one engine for each of these ports, with commas; 0 is any free one"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="rtx6000ada", help="GPU to imitate")
     parser.add_argument("--token-budget", type=int, default=512, help="--max-num-batched-tokens of each engine")
@@ -36,10 +38,11 @@ def run(options: argparse.Namespace) -> int:
     try:
         ports = [int(port) for port in options.ports.split(",")]
         config = EngineConfig(PROFILES[options.profile], options.token_budget, options.max_num_seqs)
-        if options.speed <= 0 or not all(0 <= port <= 65535 for port in ports):
-            raise ValueError("ports lie in 0..65535 and --speed is positive")
     except ValueError as error:
         print(f"slai-proxy engine: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    if options.speed <= 0 or not all(0 <= port <= 65535 for port in ports):
+        print("slai-proxy engine: ports lie in 0..65535 and --speed is positive", file=sys.stderr)  # noqa: T201
         return 2
     try:
         asyncio.run(_serve(options, ports, config))
