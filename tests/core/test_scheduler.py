@@ -212,6 +212,20 @@ def test_a_waiting_request_is_bound_to_an_engine_only_when_one_can_begin_it() ->
     assert play.tokens("b", at=0.06) == ["dispatch c y"]
 
 
+def test_a_request_that_is_not_scheduled_goes_to_the_engine_with_the_least_to_do_even_when_all_gates_are_shut() -> None:
+    play = Play(engines={"x": ["a"], "y": ["a"], "z": ["b"]}, max_num_seqs=2)
+    for name in "123":
+        play.arrive(name, 2000, model="a")
+    assert [play.engine(e).outstanding for e in "xyz"] == [1, 1, 0]
+    assert play.scheduler.place_unscheduled("a") == "x"
+    play.end("2")
+    assert play.scheduler.place_unscheduled("a") == "x", "the third has taken the place of the second"
+    play.down("x")
+    assert play.scheduler.place_unscheduled("a") == "y"
+    assert play.scheduler.place_unscheduled("") == "z"
+    assert play.scheduler.place_unscheduled("c") is None
+
+
 # -- models --
 
 

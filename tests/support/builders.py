@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from proxy.core.admission import GateConfig
 from proxy.core.engine import EngineBelief, EngineLimits
 from proxy.core.events import EngineUp
 from proxy.core.request import RELAXED, Request, RequestClass
@@ -11,6 +12,9 @@ from proxy.sim.records import RequestRecord
 from proxy.sim.workload import ScheduledRequest
 
 ANY_MODEL: frozenset[str] = frozenset()
+
+ONE_STEP = GateConfig(backlog_factor=1.0, feedback_seconds=0.005, kv_watermark=0.03, kv_growth_tokens=64)
+"""A gate that releases one step of prompt tokens ahead, whatever the default is."""
 
 
 def make_request(
@@ -50,7 +54,7 @@ def make_scheduler(
     **config: Any,
 ) -> Scheduler:
     """A scheduler whose ``engines`` (names, or names with the models that each serves) are up since time 0."""
-    scheduler = Scheduler(SchedulerConfig(**config))
+    scheduler = Scheduler(SchedulerConfig(**{"gate": ONE_STEP, **config}))
     models = engines if isinstance(engines, Mapping) else dict.fromkeys(engines, ANY_MODEL)
     limits = make_limits(token_budget, max_num_seqs, kv_tokens)
     for engine_id, served in models.items():

@@ -1,0 +1,136 @@
+import random
+from math import isfinite
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.core.stepmodel import PRIOR, OnlineStepModel, StepCoefficients, StepLoad
+
+TRUTH = StepCoefficients(0.0105, 7.0e-5, 4e-5, 1.37e-7)
+
+
+def duration(load: StepLoad, of: StepCoefficients = TRUTH) -> float:
+    return (
+        of.fixed
+        + of.per_prefill_token * load.prefill_tokens
+        + of.per_decode * load.decodes
+        + of.per_kv_token * load.kv_tokens
+    )
+
+
+def random_load(rng: random.Random) -> StepLoad:
+    """A step with no or a full share of prompt tokens, as the ones that can be told apart are."""
+    decodes = rng.randrange(1, 128)
+    return StepLoad(rng.choice([0, 512 - decodes]), decodes, decodes * rng.randrange(200, 3000))
+
+
+def trained(steps: int, *, noise: float = 0.0, hiccups: float = 0.0, seed: int = 0) -> OnlineStepModel:
+    rng = random.Random(seed)
+    model = OnlineStepModel()
+    for _ in range(steps):
+        load = random_load(rng)
+        late = rng.expovariate(1 / noise) if noise else 0.0
+        late += rng.uniform(0.005, 0.03) if rng.random() < hiccups else 0.0
+        model.observe(load, duration(load) + late)
+    return model
+
+
+def worst_error(model: OnlineStepModel, truth: StepCoefficients = TRUTH) -> float:
+    rng = random.Random(99)
+    return max(abs(model.predict(load) - duration(load, truth)) for load in (random_load(rng) for _ in range(500)))
+
+
+def test_before_any_step_the_prior_is_believed() -> None:
+    model = OnlineStepModel(TRUTH)
+    assert worst_error(model) < 1e-12
+    assert vars_of(OnlineStepModel().coefficients) == pytest.approx(vars_of(PRIOR))
+    assert not model.trusted
+
+
+def test_steps_without_noise_are_learnt_exactly() -> None:
+    assert worst_error(trained(2000)) < 0.0005
+
+
+def test_jitter_and_hiccups_of_the_host_shift_predictions_by_no_more_than_their_usual_size() -> None:
+    model = trained(3000, noise=0.0007, hiccups=0.01)
+    assert worst_error(model) < 0.0025
+
+
+def test_a_model_is_trusted_after_some_hundred_steps() -> None:
+    assert not trained(199).trusted
+    assert trained(200).trusted
+
+
+def test_a_changed_engine_is_learnt_anew() -> None:
+    model = trained(2000)
+    slower = StepCoefficients(0.03, 1.5e-4, 1e-4, 2e-7)
+    rng = random.Random(5)
+    for _ in range(6000):
+        load = random_load(rng)
+        model.observe(load, duration(load, slower))
+    assert worst_error(model, slower) < 0.003
+
+
+def test_one_pause_of_a_second_hardly_matters() -> None:
+    model = trained(1000)
+    before = worst_error(model)
+    model.observe(StepLoad(0, 10, 10_000), 1.0)
+    for _ in range(8):
+        model.observe(StepLoad(0, 10, 10_000), duration(StepLoad(0, 10, 10_000)))
+    assert worst_error(model) < before + 0.001
+
+
+def test_the_error_percentile_covers_about_that_share_of_the_steps() -> None:
+    model = trained(8000, noise=0.001)
+    rng = random.Random(7)
+    longer = 0
+    for _ in range(2000):
+        load = random_load(rng)
+        seconds = duration(load) + rng.expovariate(1000.0)
+        longer += seconds > model.predict(load) + model.error_p95_seconds
+        model.observe(load, seconds)
+    assert 0.02 < longer / 2000 < 0.09
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.05, 0.1, 0.5])
+def test_the_prompt_tokens_within_a_time_are_the_most_that_keep_it(seconds: float) -> None:
+    model = trained(500)
+    for decodes, kv_tokens in ((0, 0), (40, 60_000), (128, 200_000)):
+        tokens = model.prefill_tokens_within(seconds, decodes, kv_tokens)
+        assert tokens >= 0
+        if tokens:
+            assert model.predict(StepLoad(tokens, decodes, kv_tokens)) <= seconds + 1e-9
+        assert model.predict(StepLoad(tokens + 1, decodes, kv_tokens)) > seconds
+
+
+def test_no_prompt_token_fits_where_the_decodes_alone_take_too_long() -> None:
+    assert OnlineStepModel().prefill_tokens_within(0.001, 1, 1) == 0
+    assert OnlineStepModel().prefill_tokens_within(-1.0, 1, 1) == 0
+
+
+def test_where_prompt_tokens_seem_to_cost_nothing_any_number_fits() -> None:
+    model = OnlineStepModel(StepCoefficients(0.01, 0.0, 0.0, 0.0))
+    assert model.prefill_tokens_within(0.1, 10, 1000) > 1_000_000
+
+
+loads = st.builds(StepLoad, st.integers(0, 16_384), st.integers(0, 1024), st.integers(0, 2_000_000))
+
+
+@settings(max_examples=60, derandomize=True, database=None, deadline=None)
+@given(st.lists(st.tuples(loads, st.floats(1e-6, 30.0)), min_size=8, max_size=80), loads, loads)
+def test_whatever_was_seen_more_work_never_looks_shorter(
+    observed: list[tuple[StepLoad, float]], load: StepLoad, more: StepLoad
+) -> None:
+    model = OnlineStepModel()
+    for content, seconds in observed:
+        model.observe(content, seconds)
+    assert all(isfinite(c) and c >= 0 for c in vars_of(model.coefficients))
+    larger = StepLoad(*(a + b for a, b in zip(load, more, strict=True)))
+    assert 0 <= model.predict(load) <= model.predict(larger)
+    assert model.error_p95_seconds >= 0
+    assert model.prefill_tokens_within(0.1, load.decodes, load.kv_tokens) >= 0
+
+
+def vars_of(c: StepCoefficients) -> tuple[float, ...]:
+    return c.fixed, c.per_prefill_token, c.per_decode, c.per_kv_token
