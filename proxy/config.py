@@ -30,10 +30,11 @@ from pydantic_settings import (
 )
 
 from proxy.core.admission import GateConfig
-from proxy.core.engine import EngineLimits
+from proxy.core.engine import CacheConfig, EngineLimits
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
 from proxy.core.request import RequestClass
 from proxy.core.scheduler import SchedulerConfig
+from proxy.core.tiles import TileConfig
 
 ENVIRONMENT_PREFIX = "SLAI_"
 
@@ -100,6 +101,9 @@ class Settings(BaseSettings):
     """Engine steps of prompt work released ahead. More: closer to the engine's own order; less: risk of idle steps."""
     kv_watermark: Annotated[float, Field(ge=0, lt=1)] = 0.03
     """Share of the KV cache kept free, against preemptions."""
+
+    tiles: bool = False
+    """Cut long prompts into tiles, one per engine step (needs engines with prefix caching; experimental)."""
 
     classes: dict[str, ClassSettings] = Field(
         default_factory=lambda: {"strict": ClassSettings(tbt_seconds=0.1), "relaxed": ClassSettings(tbt_seconds=0.5)}
@@ -171,15 +175,22 @@ class Settings(BaseSettings):
     def request_classes(self) -> dict[str, RequestClass]:
         return {name: RequestClass(name, c.ttft_seconds, c.tbt_seconds) for name, c in self.classes.items()}
 
-    def engine_limits(self, kv_tokens: int | None = None) -> EngineLimits:
-        """The limits of an engine; ``kv_tokens`` is what it says itself, and a configured figure wins."""
-        return EngineLimits(self.token_budget, self.max_num_seqs, self.kv_tokens or kv_tokens)
+    def engine_limits(self, cache: CacheConfig) -> EngineLimits:
+        """The limits of an engine that reports ``cache``; a configured figure wins."""
+        return EngineLimits(
+            self.token_budget,
+            self.max_num_seqs,
+            self.kv_tokens or cache.kv_tokens,
+            block_tokens=cache.block_tokens,
+            caches_prefixes=cache.caches_prefixes,
+        )
 
     def scheduler_config(self) -> SchedulerConfig:
         order = first_come_first_served() if self.order == "fcfs" else shortest_prompt_first(self.aging_seconds)
         return SchedulerConfig(
             ordering=order,
             gate=GateConfig(backlog_factor=self.backlog_factor, kv_watermark=self.kv_watermark),
+            tiles=TileConfig() if self.tiles else None,
             max_wait_seconds=self.max_wait_seconds,
             queue_timeout_seconds=self.queue_timeout_seconds,
             max_queue_requests=self.max_queue_requests,

@@ -26,7 +26,20 @@ class Reject:
     retry_after_seconds: float | None = None
 
 
-Action = Dispatch | Reject
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Send the first ``tokens`` tokens of the request's prompt to the engine, to be cached and for no other end."""
+
+    request_id: str
+    engine_id: str
+    tokens: int
+
+    @property
+    def slice_id(self) -> str:
+        return f"{self.request_id}/{self.tokens}"
+
+
+Action = Dispatch | Reject | Slice
 
 
 def describe(action: Action, now: float) -> str:
@@ -34,5 +47,7 @@ def describe(action: Action, now: float) -> str:
     match action:
         case Dispatch(request_id, engine_id):
             return f"{now:.6f} dispatch {request_id} {engine_id}"
+        case Slice(request_id, engine_id, tokens):
+            return f"{now:.6f} slice {request_id} {engine_id} {tokens}"
         case Reject(request_id, reason, _):
             return f"{now:.6f} reject {request_id} {reason}"

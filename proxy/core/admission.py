@@ -48,12 +48,13 @@ def admits(engine: EngineBelief, prompt_tokens: int, gate: GateConfig, now: floa
         return True
     return (
         engine.outstanding < engine.limits.max_num_seqs
-        and engine.backlog < gate.backlog_factor * engine.lead_tokens(gate.feedback_seconds)
-        and _fits_kv(engine, prompt_tokens, gate)
+        and engine.backlog < gate.backlog_factor * engine.lead_tokens()
+        and fits_kv(engine, prompt_tokens, gate)
     )
 
 
-def _fits_kv(engine: EngineBelief, prompt_tokens: int, gate: GateConfig) -> bool:
+def fits_kv(engine: EngineBelief, prompt_tokens: int, gate: GateConfig) -> bool:
+    """Whether the KV cache has room for ``prompt_tokens`` more, and for the growth of what runs."""
     capacity = engine.limits.kv_tokens
     if capacity is None:
         return True

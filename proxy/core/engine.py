@@ -8,8 +8,24 @@ of release. That is enough to know how many released prompt tokens it has still 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from math import ceil
+from typing import TYPE_CHECKING
+
+from proxy.core.stepmodel import OnlineStepModel, StepLoad
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """An engine's KV cache as it reports it (``vllm:cache_config_info``)."""
+
+    kv_tokens: int | None = None
+    block_tokens: int = 16
+    caches_prefixes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +37,10 @@ class EngineLimits:
     max_num_seqs: int = 256
     kv_tokens: int | None = None
     """Size of the KV cache in tokens; ``None`` while unknown: then the KV gate is open."""
+    block_tokens: int = 16
+    """A prefix is cached in whole blocks of this size."""
+    caches_prefixes: bool = False
+    """Whether prompts may be sent ahead in slices."""
 
     def __post_init__(self) -> None:
         if self.token_budget < 1 or self.max_num_seqs < 1 or (self.kv_tokens is not None and self.kv_tokens < 1):
@@ -29,13 +49,15 @@ class EngineLimits:
 
 @dataclass(slots=True)
 class _Prefill:
-    """A released prompt whose first token has not come yet."""
+    """Released prompt tokens whose first token has not come yet: a whole prompt, the rest of one, or a slice."""
 
-    prompt_tokens: int
     remaining: int
     joins: int
     """The first step that can work on it: the one after the step under way when it was released."""
     released_at: float
+    context: int
+    """Tokens of the prompt up to its end: those before ``remaining`` are in the KV cache."""
+    tbt_seconds: float | None
 
 
 @dataclass(slots=True)
@@ -44,6 +66,7 @@ class _Stream:
 
     context: int
     step: int
+    tbt_seconds: float | None
 
 
 _STEP_SECONDS_PRIOR = 0.03
@@ -56,17 +79,28 @@ _PATIENCE_STEPS = 3
 class EngineBelief:
     """One engine as the scheduler sees it. Every request released to it is in exactly one of prefills, streams."""
 
-    def __init__(self, engine_id: str, limits: EngineLimits, models: frozenset[str], number: int) -> None:
+    def __init__(
+        self,
+        engine_id: str,
+        limits: EngineLimits,
+        models: frozenset[str],
+        number: int,
+        feedback_seconds: float = 0.005,
+    ) -> None:
         self.id = engine_id
         self.limits = limits
         self.models = models
         self.number = number
         """Position in the order of joining; breaks ties between equal engines."""
+        self.feedback_seconds = feedback_seconds
+        """Delay of the loop: a token on its way here, and a prompt on its way back."""
         self.up = True
         self.closed_until: float | None = None
         """Nothing is released to it before this time; set when it turned a request away."""
         self.step_seconds = _STEP_SECONDS_PRIOR
         """Moving average of the time between two observed step ends."""
+        self.model = OnlineStepModel()
+        """What its steps take, by their content."""
         self.kv_tokens = 0
         """Context of all streams and prompts of all prefills: what the engine needs once it has begun them all."""
         self.backlog = 0
@@ -76,6 +110,9 @@ class EngineBelief:
         self._step_began_at = 0.0
         self._prefills: dict[str, _Prefill] = {}  # in order of release
         self._streams: dict[str, _Stream] = {}
+        self._stream_context = 0
+        self._deadlines: Counter[float] = Counter()  # TBT deadlines of prefills and streams
+        self._held: dict[str, int] = {}  # cached prefixes of prompts that are still being sliced, in tokens
 
     def __repr__(self) -> str:
         state = "up" if self.up else "down"
@@ -88,8 +125,18 @@ class EngineBelief:
 
     @property
     def outstanding(self) -> int:
-        """Requests released to it and not over."""
+        """Sequences released to it and not over."""
         return len(self._prefills) + len(self._streams)
+
+    @property
+    def sliced(self) -> int:
+        """Prompts of which it has a prefix, with the rest still to come."""
+        return len(self._held)
+
+    @property
+    def strictest_tbt_seconds(self) -> float | None:
+        """The tightest TBT deadline of all that it works on."""
+        return min(self._deadlines) if self._deadlines else None
 
     @property
     def prefill_budget(self) -> int:
@@ -99,23 +146,75 @@ class EngineBelief:
     def serves(self, model: str) -> bool:
         return not model or not self.models or model in self.models
 
-    def lead_tokens(self, feedback_seconds: float) -> int:
+    def lead_tokens(self) -> int:
         """Prompt tokens that it works through before it can have what we release now (at least one step's)."""
-        return self.prefill_budget * max(1, ceil(feedback_seconds / max(self.step_seconds, 1e-6)))
+        return self.prefill_budget * max(1, ceil(self.feedback_seconds / max(self.step_seconds, 1e-6)))
 
     def estimated_wait_seconds(self, prompt_tokens: int) -> float:
         """Time until a prompt released now would have its first token, by the current step time."""
         return (self.backlog + prompt_tokens) / self.prefill_budget * self.step_seconds
 
-    def release(self, request_id: str, prompt_tokens: int, now: float) -> None:
-        """Note that a prompt is sent to it."""
-        joins = self._step + 1
-        if not self.outstanding:  # idle: this prompt itself begins the next step
-            joins = self._step
-            self._step_began_at = now
-        self._prefills[request_id] = _Prefill(prompt_tokens, prompt_tokens, joins, now)
-        self.kv_tokens += prompt_tokens
-        self.backlog += prompt_tokens
+    def untaken(self) -> int:
+        """Released prompt tokens that are not part of the step under way either."""
+        taken = 0
+        for prefill in self._prefills.values():
+            if prefill.joins > self._step:
+                break
+            taken += prefill.remaining
+        return self.backlog - min(taken, self.prefill_budget)
+
+    def room(self, offset: int, *, margin: float, knee: float, smallest: int) -> int:
+        """Prompt tokens that the next step may still be given, with every TBT deadline in flight kept.
+
+        They are those of a prompt after its first ``offset`` ones. ``margin`` is the share of a deadline that stays
+        free, beside the step model's own error; a step shall also not take more than ``knee`` times as long as one
+        without prompt tokens. A step that has got nothing yet gets ``smallest``, or work would stop.
+        """
+        untaken = self.untaken()
+        space = self.prefill_budget - untaken
+        strictest = self.strictest_tbt_seconds
+        if strictest is None:
+            return space
+        seconds = strictest * (1 - margin) - self.model.error_p95_seconds
+        load = self._load(lambda prefill: prefill.joins > self._step, self.prefill_budget)
+        # What is in the step under way may decode in the next one, and has its context read there.
+        load = load._replace(decodes=self.outstanding, kv_tokens=self._stream_context + self.backlog)
+        empty = self.model.predict(load._replace(prefill_tokens=0, attention=0.0))
+        seconds = min(seconds, knee * empty)
+        fits = self.model.prefill_tokens_within(seconds, load, offset)
+        return min(space, fits if untaken else max(fits, smallest))
+
+    def release(self, request_id: str, prompt_tokens: int, now: float, tbt_seconds: float | None = None) -> None:
+        """Note that a prompt is sent to it, whole or after slices of it."""
+        held = self._held.pop(request_id, 0)
+        self._add_prefill(request_id, prompt_tokens - held, prompt_tokens, now, tbt_seconds)
+        if tbt_seconds is not None:
+            self._deadlines[tbt_seconds] += 1
+
+    def release_slice(self, request_id: str, slice_id: str, upto_tokens: int, now: float) -> None:
+        """Note that the first ``upto_tokens`` of a prompt are sent to it, to be cached."""
+        held = self._held.get(request_id, 0)
+        self._add_prefill(slice_id, upto_tokens - held, upto_tokens, now)
+        self._held[request_id] = upto_tokens
+
+    def held_tokens(self, request_id: str) -> int:
+        """Prompt tokens of which it was sent the slices."""
+        return self._held.get(request_id, 0)
+
+    def drop_slices(self, request_id: str) -> None:
+        """Forget the cached prefix of a prompt that will not be completed here."""
+        self.kv_tokens -= self._held.pop(request_id, 0)
+
+    def on_slice_end(self, slice_id: str, now: float) -> bool:
+        """Note the end of a slice; whether it tells that a step has ended. Its KV cache stays with the request."""
+        prefill = self._prefills.pop(slice_id, None)
+        if prefill is None:
+            return False
+        self.backlog -= prefill.remaining
+        if not self._streams:
+            self._next_step(1, now)
+            return True
+        return False
 
     def on_tokens(self, request_id: str, chunks: int, now: float) -> bool:
         """Note ``chunks`` token-bearing chunks of a released request; whether they tell that a step has ended."""
@@ -126,9 +225,12 @@ class EngineBelief:
             self.backlog -= prefill.remaining
             if not self._streams:  # no stream keeps the clock, but a step ends with every first token
                 self._next_step(1, now)
-            self._streams[request_id] = _Stream(prefill.prompt_tokens + chunks, self._clock)
+            context = prefill.context + chunks
+            self._streams[request_id] = _Stream(context, self._clock, prefill.tbt_seconds)
+            self._stream_context += context
             return True
         stream.context += chunks
+        self._stream_context += chunks
         # A stream that fell behind (preempted, or its first token was read before the others' of the same step)
         # must not hold the clock back once the leaders are gone: it is never more than one step behind.
         stream.step = max(stream.step + chunks, self._clock - 1)
@@ -136,27 +238,38 @@ class EngineBelief:
         if steps <= 0:
             return False
         self._clock = stream.step
-        self._learn_step_seconds((now - self._step_began_at) / steps)
+        seconds = (now - self._step_began_at) / steps
+        self._learn_step_seconds(seconds)
+        if steps == 1:
+            self.model.observe(self._step_under_way(), seconds)
         self._next_step(steps, now)
         return True
 
     def end(self, request_id: str, now: float, tokens: int | None = None) -> None:
         """Forget a request, whatever state it is in. ``tokens``: length of an answer that came in one piece."""
+        tbt_seconds: float | None = None
         if (stream := self._streams.pop(request_id, None)) is not None:
             self.kv_tokens -= stream.context
+            self._stream_context -= stream.context
+            tbt_seconds = stream.tbt_seconds
         elif (prefill := self._prefills.pop(request_id, None)) is not None:
-            self.kv_tokens -= prefill.prompt_tokens
+            self.kv_tokens -= prefill.context
             self.backlog -= prefill.remaining
+            tbt_seconds = prefill.tbt_seconds
             if tokens:  # no token was seen, but this many steps must have gone by
-                steps = tokens - 1 + ceil(prefill.prompt_tokens / self.limits.token_budget)
+                steps = tokens - 1 + ceil(prefill.context / self.limits.token_budget)
                 self._learn_step_seconds((now - prefill.released_at) / max(1, steps))
+        if tbt_seconds is not None:
+            self._deadlines[tbt_seconds] -= 1
+            if not self._deadlines[tbt_seconds]:
+                del self._deadlines[tbt_seconds]
 
     def silent_until(self) -> float | None:
         """When the clock, if it stays silent, is no longer believed; ``None`` while there is no backlog to work on."""
         if not self.backlog:
             return None
         # Without a stream nothing tells of a step's end, so there is nothing to be patient for.
-        return self._step_began_at + self.step_seconds * (_PATIENCE_STEPS if self._streams else 1)
+        return self._step_began_at + self._step_expected_seconds() * (_PATIENCE_STEPS if self._streams else 1)
 
     def assume_steps(self, now: float) -> None:
         """Let the steps pass that must have ended by ``now`` although no token told of them.
@@ -166,7 +279,33 @@ class EngineBelief:
         """
         until = self.silent_until()
         if until is not None and now >= until:
-            self._next_step(max(1, int((now - self._step_began_at) / self.step_seconds)), now)
+            self._next_step(max(1, int((now - self._step_began_at) / self._step_expected_seconds())), now)
+
+    def _step_expected_seconds(self) -> float:
+        """How long the step under way should take, by what is in it."""
+        return max(self.step_seconds, self.model.predict(self._step_under_way()))
+
+    def _step_under_way(self) -> StepLoad:
+        return self._load(lambda prefill: prefill.joins <= self._step, self.prefill_budget)
+
+    def _load(self, part: Callable[[_Prefill], bool], budget: int) -> StepLoad:
+        """What is in a step with the prefills that ``part`` chooses, up to the budget, beside all decodes."""
+        tokens, attention = 0, 0.0
+        for prefill in self._prefills.values():
+            if prefill.remaining and part(prefill):
+                worked_on = min(prefill.remaining, budget - tokens)
+                tokens += worked_on
+                attention += worked_on * (prefill.context - prefill.remaining + worked_on / 2)
+        return StepLoad(tokens, len(self._streams), self._stream_context, attention)
+
+    def _add_prefill(self, key: str, tokens: int, context: int, now: float, tbt_seconds: float | None = None) -> None:
+        joins = self._step + 1
+        if not self.outstanding:  # idle: this prompt itself begins the next step
+            joins = self._step
+            self._step_began_at = now
+        self._prefills[key] = _Prefill(tokens, joins, now, context, tbt_seconds)
+        self.kv_tokens += tokens
+        self.backlog += tokens
 
     def _learn_step_seconds(self, seconds: float) -> None:
         self.step_seconds += _STEP_SECONDS_WEIGHT * (max(seconds, 1e-6) - self.step_seconds)
@@ -177,9 +316,11 @@ class EngineBelief:
         self._step_began_at = now
         budget = self.prefill_budget * count
         for prefill in self._prefills.values():
+            if prefill.joins == self._step and now - prefill.released_at < self.feedback_seconds:
+                prefill.joins += 1  # it was still on its way when this step began
             present = min(count, self._step - prefill.joins)
             if present <= 0:
-                break  # it came during this step, and so did all behind it
+                continue
             worked_on = min(prefill.remaining, budget, self.prefill_budget * present)
             prefill.remaining -= worked_on
             self.backlog -= worked_on

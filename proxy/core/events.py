@@ -51,6 +51,23 @@ class NotStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class Tokenized:
+    """A request's prompt has been tokenized: its exact length is known, and it may be sliced."""
+
+    request_id: str
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SliceEnded:
+    """A slice of a prompt is over. ``cached``: whether the engine has now cached it, as far as we can tell."""
+
+    request_id: str
+    tokens: int
+    cached: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class EngineUp:
     """An engine may be used from now on, or what is known about it has changed."""
 
@@ -72,4 +89,4 @@ class DrainStarted:
     """The proxy is shutting down: whatever waits is refused, and so is whatever comes."""
 
 
-Event = Arrived | TokensProduced | Ended | NotStarted | EngineUp | EngineDown | DrainStarted
+Event = Arrived | TokensProduced | Ended | NotStarted | Tokenized | SliceEnded | EngineUp | EngineDown | DrainStarted

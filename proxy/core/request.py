@@ -38,6 +38,8 @@ class Request:
     model: str = ""
     max_tokens: int | None = None
     request_class: RequestClass = RELAXED
+    sliceable: bool = False
+    """Whether its prompt may be sent ahead in slices: its token ids are at hand and the engines cache prefixes."""
     size_bytes: int = 0
     """Length of the body, which somebody holds in memory while the request waits."""
 

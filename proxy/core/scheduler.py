@@ -7,17 +7,29 @@ events at given times leads to one sequence of actions, live or simulated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import assert_never
 
-from proxy.core.actions import Action, Dispatch, Reject
+from proxy.core.actions import Action, Dispatch, Reject, Slice
 from proxy.core.admission import GateConfig, admits
 from proxy.core.engine import EngineBelief, EngineLimits
-from proxy.core.events import Arrived, DrainStarted, Ended, EngineDown, EngineUp, Event, NotStarted, TokensProduced
+from proxy.core.events import (
+    Arrived,
+    DrainStarted,
+    Ended,
+    EngineDown,
+    EngineUp,
+    Event,
+    NotStarted,
+    SliceEnded,
+    Tokenized,
+    TokensProduced,
+)
 from proxy.core.ordering import Ordering, shortest_prompt_first
 from proxy.core.queue import Waiting, WaitingQueue
 from proxy.core.request import RejectReason, Request
+from proxy.core.tiles import TileConfig, next_piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +38,8 @@ class SchedulerConfig:
 
     ordering: Ordering = field(default_factory=lambda: shortest_prompt_first(10.0))
     gate: GateConfig = field(default_factory=GateConfig)
+    tiles: TileConfig | None = None
+    """How to cut prompts into tiles; ``None``: they are released whole, by the gate."""
     max_wait_seconds: float = 60.0
     """A request that has waited this long goes before all others."""
     queue_timeout_seconds: float = 300.0
@@ -45,11 +59,17 @@ class SchedulerConfig:
 
 @dataclass(slots=True)
 class _Entry:
-    """A request from its arrival to its end: waiting while ``engine`` is ``None``, else dispatched to it."""
+    """A request from its arrival to its end.
+
+    Waiting while ``engine`` is ``None``; with an engine it is dispatched, or some slices of its prompt are there
+    (``sliced``) and the rest waits for that engine alone.
+    """
 
     waiting: Waiting
     queue: str
     engine: EngineBelief | None = None
+    sliced: bool = False
+    sliceable: bool = False
 
 
 class Scheduler:
@@ -60,6 +80,7 @@ class Scheduler:
         self._engines: dict[str, EngineBelief] = {}
         self._entries: dict[str, _Entry] = {}
         self._queues: dict[str, WaitingQueue] = {}  # by model; an empty queue is removed
+        self._sliced: dict[str, _Entry] = {}
         self._queued_bytes = 0
         self._queued_tokens = 0
         self._arrivals = 0
@@ -106,6 +127,10 @@ class Scheduler:
                 self._forget(request_id, now, tokens)
             case NotStarted(request_id, back_off_seconds):
                 refused = self._take_back(request_id, back_off_seconds, now)
+            case Tokenized(request_id, prompt_tokens):
+                self._on_tokenized(request_id, prompt_tokens)
+            case SliceEnded(request_id, tokens, cached):
+                self._on_slice_end(request_id, tokens, cached=cached, now=now)
             case EngineUp():
                 self._engine_up(event)
             case EngineDown(engine_id):
@@ -117,14 +142,14 @@ class Scheduler:
                 ]
             case _:
                 assert_never(event)
-        return refused + self._release(now) if self._queues else refused
+        return refused + self._release(now)
 
     def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action]:
         """``handle(TokensProduced(request_id, chunks), now)`` without the event: it comes once per token."""
         entry = self._entries.get(request_id)
-        if entry is None or entry.engine is None or not entry.engine.on_tokens(request_id, chunks, now):
+        if entry is None or entry.engine is None or entry.sliced or not entry.engine.on_tokens(request_id, chunks, now):
             return []  # no step has ended: nothing can have become releasable
-        return self._release(now) if self._queues else []
+        return self._release(now)
 
     def tick(self, now: float) -> list[Action]:
         """Do what has become due by ``now``."""
@@ -143,12 +168,13 @@ class Scheduler:
 
         Rounded up to a whole microsecond: a clock that ticks in these then never calls too early, again and again.
         """
-        if not self._queues:
+        if not self._queues and not self._sliced:
             return None
-        oldest = min(queue.oldest.arrived_at for queue in self._queues.values())
-        due = [oldest + self.config.queue_timeout_seconds]
+        due = [queue.oldest.arrived_at + self.config.queue_timeout_seconds for queue in self._queues.values()]
         for engine in self._engines.values():
             due += (t for t in (engine.closed_until, engine.silent_until()) if t is not None)
+        if not due:
+            return None
         deadline = min(due)
         microseconds = ceil(deadline * 1e6)
         if microseconds / 1e6 < deadline:  # the product was rounded down to a whole number
@@ -167,7 +193,7 @@ class Scheduler:
         waiting = Waiting(request, arrived_at, key, self._arrivals)
         # Models that no engine lists by name share one queue, so that clients cannot make queues at will.
         listed = any(request.model in e.models for e in self._engines.values())
-        self._entries[request.id] = _Entry(waiting, request.model if listed else "")
+        self._entries[request.id] = _Entry(waiting, request.model if listed else "", sliceable=request.sliceable)
         self._push(waiting)
         return []
 
@@ -190,7 +216,7 @@ class Scheduler:
 
     def _take_back(self, request_id: str, back_off_seconds: float, now: float) -> list[Action]:
         entry = self._entries.get(request_id)
-        if entry is None or entry.engine is None:
+        if entry is None or entry.engine is None or entry.sliced:
             return []
         engine, entry.engine = entry.engine, None
         engine.end(request_id, now)
@@ -208,6 +234,8 @@ class Scheduler:
 
     def _engine_down(self, engine_id: str) -> list[Action]:
         self._engine(engine_id).up = False
+        for entry in [e for e in self._sliced.values() if e.engine is not None and e.engine.id == engine_id]:
+            self._unslice(entry)
         return [
             refusal
             for model, queue in list(self._queues.items())
@@ -218,13 +246,107 @@ class Scheduler:
     def _engine(self, engine_id: str) -> EngineBelief:
         engine = self._engines.get(engine_id)
         if engine is None:
-            engine = EngineBelief(engine_id, EngineLimits(), frozenset(), len(self._engines))
+            engine = EngineBelief(
+                engine_id, EngineLimits(), frozenset(), len(self._engines), self.config.gate.feedback_seconds
+            )
             self._engines[engine_id] = engine
         return engine
+
+    def _on_tokenized(self, request_id: str, prompt_tokens: int) -> None:
+        entry = self._entries.get(request_id)
+        if entry is None or entry.engine is not None:
+            return
+        self._pop(entry.waiting)
+        request = replace(entry.waiting.request, prompt_tokens=prompt_tokens)
+        key = self.config.ordering(max(1, prompt_tokens), entry.waiting.arrived_at)
+        entry.waiting = replace(entry.waiting, request=request, key=key)
+        entry.sliceable = True
+        self._push(entry.waiting)
+
+    def _on_slice_end(self, request_id: str, tokens: int, *, cached: bool, now: float) -> None:
+        slice_id = f"{request_id}/{tokens}"
+        for engine in self._engines.values():
+            if engine.on_slice_end(slice_id, now):
+                break
+        entry = self._sliced.get(request_id)
+        if entry is not None and not cached:
+            entry.sliceable = False
+            self._unslice(entry)
+
+    def _unslice(self, entry: _Entry) -> None:
+        """Put a half-sliced request back into the queue: its engine is gone, or does not cache its slices."""
+        request_id = entry.waiting.request.id
+        assert entry.engine is not None
+        entry.engine.drop_slices(request_id)
+        del self._sliced[request_id]
+        entry.engine, entry.sliced = None, False
+        self._push(entry.waiting)
 
     # -- what to do --
 
     def _release(self, now: float) -> list[Action]:
+        if not self._queues and not self._sliced:
+            return []
+        return self._release_whole(now) if self.config.tiles is None else self._release_tiles(self.config.tiles, now)
+
+    def _release_tiles(self, tiles: TileConfig, now: float) -> list[Action]:
+        actions: list[Action] = []
+        released = True
+        while released:
+            released = False
+            for engine in sorted(self._engines.values(), key=lambda e: (e.estimated_wait_seconds(0), e.number)):
+                if not engine.up or (engine.closed_until is not None and now < engine.closed_until):
+                    continue
+                action = self._next_piece(engine, tiles, now)
+                if action is not None:
+                    actions.append(action)
+                    released = True
+                    break
+        return actions
+
+    def _next_piece(self, engine: EngineBelief, tiles: TileConfig, now: float) -> Action | None:
+        """Take the next whole prompt, rest of a prompt or slice for ``engine``; shortest remaining prompt first."""
+        found: list[tuple[float, int, _Entry]] = [
+            (self._remaining_key(e, engine, now), e.waiting.number, e)
+            for e in self._sliced.values()
+            if e.engine is engine
+        ]
+        for queue in self._queues.values():
+            head = queue.head(now)
+            if engine.serves(head.request.model):
+                entry = self._entries[head.request.id]
+                found.append((self._remaining_key(entry, engine, now), head.number, entry))
+        for _, _, entry in sorted(found, key=lambda f: f[:2]):
+            request = entry.waiting.request
+            held = engine.held_tokens(request.id)
+            upto = next_piece(engine, request.prompt_tokens, held, tiles, self.config.gate, sliceable=entry.sliceable)
+            if not upto:
+                return None  # whoever is next has to wait for it: else nobody long would ever find room
+            if upto < request.prompt_tokens and not entry.sliced and engine.sliced >= tiles.max_sliced:
+                continue  # enough prompts are half-way: finish one of those
+            if not entry.sliced:
+                self._pop(entry.waiting)
+                entry.engine = engine
+            if upto >= request.prompt_tokens:
+                entry.sliced = False
+                self._sliced.pop(request.id, None)
+                engine.release(request.id, request.prompt_tokens, now, request.request_class.tbt_seconds)
+                return Dispatch(request.id, engine.id)
+            entry.sliced = True
+            self._sliced[request.id] = entry
+            piece = Slice(request.id, engine.id, upto)
+            engine.release_slice(request.id, piece.slice_id, upto, now)
+            return piece
+        return None
+
+    def _remaining_key(self, entry: _Entry, engine: EngineBelief, now: float) -> float:
+        waiting = entry.waiting
+        if now - waiting.arrived_at >= self.config.max_wait_seconds:
+            return waiting.arrived_at - now - 1e9  # before all that may still be overtaken, oldest first
+        remaining = waiting.request.prompt_tokens - engine.held_tokens(waiting.request.id)
+        return self.config.ordering(max(1, remaining), waiting.arrived_at)
+
+    def _release_whole(self, now: float) -> list[Action]:
         actions: list[Action] = []
         released = True
         while released:
@@ -235,7 +357,8 @@ class Scheduler:
                 if engine is not None:
                     self._pop(waiting)
                     self._entries[waiting.request.id].engine = engine
-                    engine.release(waiting.request.id, waiting.request.prompt_tokens, now)
+                    request = waiting.request
+                    engine.release(request.id, request.prompt_tokens, now, request.request_class.tbt_seconds)
                     actions.append(Dispatch(waiting.request.id, engine.id))
                     released = True
                     break
@@ -302,6 +425,9 @@ class Scheduler:
             return
         if entry.engine is None:
             self._pop(entry.waiting)
+        elif entry.sliced:
+            entry.engine.drop_slices(request_id)
+            del self._sliced[request_id]
         else:
             entry.engine.end(request_id, now, tokens)
         del self._entries[request_id]

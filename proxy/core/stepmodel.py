@@ -1,49 +1,57 @@
 """How long an engine's next step will take, learnt from the steps that it has taken.
 
-``t = a + b * prefill + c * decodes + d * kv`` (seconds): least squares over the past steps, older ones counting less, with
-a prior that holds for whatever has not been seen. A step that took far longer than predicted (a pause of the host, a read
-that came late) says little about the engine, so residuals are weighted as Huber does. No coefficient is ever negative:
-more work never looks shorter.
+``t = a + b * prefill + c * decodes + d * kv + e * attention`` (seconds): least squares over the past steps, older ones
+counting less, with a prior that holds for whatever has not been seen. A step that took far longer than predicted (a
+pause of the host, a read that came late) says little about the engine, so residuals are weighted as Huber does. No
+coefficient is ever negative: more work never looks shorter.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+from math import ceil, sqrt
 from typing import NamedTuple
 
 
 class StepLoad(NamedTuple):
-    """What is in a step: prompt tokens, decodes, and the summed context of those decodes in tokens."""
+    """What is in a step."""
 
     prefill_tokens: int
     decodes: int
     kv_tokens: int
+    """Summed context of the decodes."""
+    attention: float = 0.0
+    """Over the prompt tokens: how many tokens come before each of them, summed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCoefficients:
-    """Seconds: fixed, per prompt token, per decode, per token of KV cache read."""
+    """Seconds: fixed, per prompt token, per decode, per token of KV cache read, per pair of prompt tokens attended."""
 
     fixed: float
     per_prefill_token: float
     per_decode: float
     per_kv_token: float
+    per_attention: float
 
 
-PRIOR = StepCoefficients(0.02, 5e-5, 5e-5, 1.5e-7)
+PRIOR = StepCoefficients(0.02, 5e-5, 5e-5, 1.5e-7, 2e-9)
 """A 7B model on a mid-range GPU: of use only until some hundred steps have been seen."""
 
 # Features are scaled to lie around one, which keeps the normal equations well conditioned.
-_SCALE = (1.0, 1e-3, 1e-2, 1e-5)
-_PRIOR_DEVIATION = (2e-2, 1e-1, 3e-2, 3e-2)
+_SCALE = (1.0, 1e-3, 1e-2, 1e-5, 1e-6)
+_PRIOR_DEVIATION = (2e-2, 1e-1, 3e-2, 3e-2, 5e-3)
 """How far the scaled coefficients may lie from the prior's, in seconds."""
+_SIZE = len(_SCALE)
 _NOISE_SECONDS = 2e-3
 _HUBER_DEVIATIONS = 2.0
 _FORGETTING = 0.999
 _SOLVE_EVERY = 8
 _TRUSTED_STEPS = 200
-_ERROR_WEIGHT = 0.02
-_ERROR_PERCENTILE = 0.95
+_ERRORS = 256
+"""Steps over which the model's own error is judged."""
+_ERROR_PRIOR_SECONDS = 0.01
 
 
 class OnlineStepModel:
@@ -53,13 +61,14 @@ class OnlineStepModel:
         self._prior = [c / s for c, s in zip(_as_tuple(prior), _SCALE, strict=True)]
         self._theta = list(self._prior)
         self._precision = [(_NOISE_SECONDS / d) ** 2 for d in _PRIOR_DEVIATION]
-        self._gram = [[0.0] * 4 for _ in range(4)]
-        self._moment = [0.0] * 4
+        self._gram = [[0.0] * _SIZE for _ in range(_SIZE)]
+        self._moment = [0.0] * _SIZE
+        self._residuals: deque[float] = deque(maxlen=_ERRORS)
         self.steps = 0
-        self.error_p95_seconds = 0.02
-        """Running 95th percentile of how much longer steps took than predicted; never negative."""
-        self.error_mean_seconds = 0.01
-        """Moving average of the absolute error."""
+        self.error_p95_seconds = _ERROR_PRIOR_SECONDS
+        """95th percentile of how much longer the last steps took than predicted; never negative."""
+        self.error_mean_seconds = _ERROR_PRIOR_SECONDS
+        """Mean of the absolute error over the last steps."""
 
     @property
     def trusted(self) -> bool:
@@ -74,25 +83,35 @@ class OnlineStepModel:
         """Return the expected duration of a step in seconds."""
         theta = self._theta
         return (
-            theta[0] + theta[1] * load[0] * _SCALE[1] + theta[2] * load[1] * _SCALE[2] + theta[3] * load[2] * _SCALE[3]
+            theta[0]
+            + theta[1] * load[0] * _SCALE[1]
+            + theta[2] * load[1] * _SCALE[2]
+            + theta[3] * load[2] * _SCALE[3]
+            + theta[4] * load[3] * _SCALE[4]
         )
 
-    def prefill_tokens_within(self, seconds: float, decodes: int, kv_tokens: int) -> int:
-        """Return how many prompt tokens a step with these decodes may hold to last at most ``seconds``; 0 if none."""
-        per_token = self._theta[1] * _SCALE[1]
-        spare = seconds - self.predict(StepLoad(0, decodes, kv_tokens))
+    def prefill_tokens_within(self, seconds: float, base: StepLoad, offset: int) -> int:
+        """Return how many further prompt tokens fit into a step for it to last at most ``seconds``; 0 if none.
+
+        ``base`` is what is in the step already; the tokens are those of one prompt after its first ``offset`` ones.
+        """
+        spare = seconds - self.predict(base)
         if spare <= 0:
             return 0
-        return int(spare / per_token) if per_token > spare * 1e-9 else 1_000_000_000
+        # per_pair / 2 * x**2 + per_token * x = spare, in the form that also holds for per_pair = 0
+        per_pair = self._theta[4] * _SCALE[4]
+        per_token = self._theta[1] * _SCALE[1] + per_pair * offset
+        divisor = per_token + sqrt(per_token * per_token + 2 * per_pair * spare)
+        return int(2 * spare / divisor) if divisor > spare * 1e-9 else 1_000_000_000
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         """Learn from a step whose content is known."""
-        x = (1.0, load[0] * _SCALE[1], load[1] * _SCALE[2], load[2] * _SCALE[3])
+        x = (1.0, load[0] * _SCALE[1], load[1] * _SCALE[2], load[2] * _SCALE[3], load[3] * _SCALE[4])
         residual = seconds - self.predict(load)
-        self._note_error(residual)
+        self._residuals.append(residual)
         width = _HUBER_DEVIATIONS * max(_NOISE_SECONDS, self.error_mean_seconds)
         weight = 1.0 if abs(residual) <= width else width / abs(residual)
-        for i in range(4):
+        for i in range(_SIZE):
             wx = weight * x[i]
             self._moment[i] = _FORGETTING * self._moment[i] + wx * seconds
             row = self._gram[i]
@@ -101,10 +120,11 @@ class OnlineStepModel:
         self.steps += 1
         if self.steps % _SOLVE_EVERY == 0:
             self._solve()
+            self._judge()
 
     def _solve(self) -> None:
         """Minimise the weighted squares plus the prior's; coefficients that come out negative are held at zero."""
-        free = [0, 1, 2, 3]
+        free = list(range(_SIZE))
         while True:
             matrix = [[self._gram[max(i, j)][min(i, j)] for j in free] for i in free]
             vector = [self._moment[i] + self._precision[i] * self._prior[i] for i in free]
@@ -114,21 +134,18 @@ class OnlineStepModel:
             if all(value >= 0 for value in solution):
                 break
             free = [i for i, value in zip(free, solution, strict=True) if value >= 0]
-        self._theta = [0.0] * 4
+        self._theta = [0.0] * _SIZE
         for i, value in zip(free, solution, strict=True):
             self._theta[i] = value
 
-    def _note_error(self, residual: float) -> None:
-        self.error_mean_seconds += _ERROR_WEIGHT * (abs(residual) - self.error_mean_seconds)
-        # Stochastic quantile: up by p when exceeded, down by 1 - p when not, in units of the error's own size.
-        step = _ERROR_WEIGHT * max(self.error_mean_seconds, 1e-4) * 4
-        exceeded = residual > self.error_p95_seconds
-        self.error_p95_seconds += step * (_ERROR_PERCENTILE if exceeded else _ERROR_PERCENTILE - 1)
-        self.error_p95_seconds = max(0.0, self.error_p95_seconds)
+    def _judge(self) -> None:
+        residuals = sorted(self._residuals)
+        self.error_p95_seconds = max(0.0, residuals[ceil(0.95 * len(residuals)) - 1])
+        self.error_mean_seconds = sum(map(abs, residuals)) / len(residuals)
 
 
-def _as_tuple(c: StepCoefficients) -> tuple[float, float, float, float]:
-    return c.fixed, c.per_prefill_token, c.per_decode, c.per_kv_token
+def _as_tuple(c: StepCoefficients) -> tuple[float, ...]:
+    return c.fixed, c.per_prefill_token, c.per_decode, c.per_kv_token, c.per_attention
 
 
 def _solve_positive_definite(matrix: list[list[float]], vector: list[float]) -> list[float]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from proxy.core.engine import EngineLimits
+from proxy.core.engine import CacheConfig, EngineLimits
 from proxy.core.events import DrainStarted
 from proxy.core.request import RejectReason
 from proxy.core.scheduler import Scheduler
@@ -60,7 +60,7 @@ class Proxy:
 
 PROXY = web.AppKey("proxy", Proxy)
 
-LimitsOf = Callable[[int | None], EngineLimits]
+LimitsOf = Callable[[CacheConfig], EngineLimits]
 
 
 def create_app(
@@ -90,7 +90,9 @@ def create_app(
             interval_seconds=settings.probe_interval_seconds,
         )
         app[PROXY] = Proxy(settings, driver, client, metrics, tracing, prober)
-        app[_GENERATOR] = Generator(driver, client, metrics, tracing, classes, classes[settings.default_class])
+        app[_GENERATOR] = Generator(
+            driver, client, metrics, tracing, classes, classes[settings.default_class], driver.scheduler.config.tiles
+        )
         app[_PASS_THROUGH] = PassThrough(driver.scheduler, client)
         # Before the first request: who is there? An engine that is down now costs no more than its refusal.
         await asyncio.gather(*(prober.look(probe) for probe in prober.probes))

@@ -11,7 +11,7 @@ import time
 from math import inf
 from typing import TYPE_CHECKING
 
-from proxy.core.actions import Action
+from proxy.core.actions import Action, Slice
 from proxy.core.events import Arrived, Ended, Event, NotStarted
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Driver:
         self._loop = loop
         self._on_action = on_action
         self._tickets: dict[str, Ticket] = {}
+        self._on_slice: dict[str, Callable[[Slice], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf  # not asked of the handle: uvloop gives a plain one for a time that has come
 
@@ -48,9 +49,14 @@ class Driver:
         """The time in whole microseconds, as the simulator has it: equal times, equal decisions."""
         return round(self._clock(), 6)
 
-    def submit(self, request: Request, arrived_at: float) -> Ticket:
-        """Hand over a request that has been read; ``end`` must follow, whatever becomes of the ticket."""
+    def submit(self, request: Request, arrived_at: float, on_slice: Callable[[Slice], None] | None = None) -> Ticket:
+        """Hand over a request that has been read; ``end`` must follow, whatever becomes of the ticket.
+
+        ``on_slice`` sends a slice of its prompt; without it the request must not be sliceable.
+        """
         ticket = self._ticket(request.id)
+        if on_slice is not None:
+            self._on_slice[request.id] = on_slice
         self.feed(Arrived(request, arrived_at))
         return ticket
 
@@ -68,6 +74,7 @@ class Driver:
     def end(self, request_id: str, tokens: int | None = None) -> None:
         """Tell that a request is over. ``tokens``: length of an answer that was not streamed, if it told."""
         self._tickets.pop(request_id, None)
+        self._on_slice.pop(request_id, None)
         self.feed(Ended(request_id, tokens))
 
     def feed(self, event: Event) -> None:
@@ -87,6 +94,9 @@ class Driver:
         for action in actions:
             if self._on_action is not None:
                 self._on_action(action, now)
+            if isinstance(action, Slice):
+                self._on_slice[action.request_id](action)
+                continue
             ticket = self._tickets.pop(action.request_id, None)
             if ticket is not None and not ticket.done():
                 ticket.set_result(action)

@@ -20,16 +20,19 @@ from proxy.core.actions import Dispatch, Reject
 from proxy.core.request import Outcome, Request, RequestClass
 from proxy.server.answers import error_response, start
 from proxy.server.meter import StreamMeter
+from proxy.server.slices import Slicer, slice_headers
 from proxy.telemetry.report import RequestReport, TokenTimes
 from proxy.upstream.client import EngineClient, EngineError, read_chunks
 from proxy.wire import headers as wire_headers
 from proxy.wire.errors import ErrorAnswer, LocalFailure, UpstreamFailure, answer, bad_request, model_not_found
 from proxy.wire.openai import BadRequest, peek, read_usage
+from proxy.wire.prompt import plan_slices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from proxy.server.driver import Driver
+    from proxy.core.tiles import TileConfig
+    from proxy.server.driver import Driver, Ticket
     from proxy.telemetry.metrics import Metrics
     from proxy.telemetry.tracing import Tracing
 
@@ -55,6 +58,7 @@ class Generator:
     tracing: Tracing
     classes: Mapping[str, RequestClass]
     default_class: RequestClass
+    tiles: TileConfig | None = None
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -105,17 +109,40 @@ class Generator:
     async def _schedule(
         self, request: web.Request, report: RequestReport, forwarded: CIMultiDict[str], body: bytes
     ) -> web.StreamResponse:
-        ticket = self.driver.submit(
-            Request(
-                report.request_id,
-                report.prompt_tokens,
-                model=report.model,
-                max_tokens=report.max_tokens,
-                request_class=report.request_class,
-                size_bytes=len(body),
-            ),
-            report.arrived_at,
+        slicer = self._slicer(report, forwarded, body)
+        core_request = Request(
+            report.request_id,
+            report.prompt_tokens,
+            model=report.model,
+            max_tokens=report.max_tokens,
+            request_class=report.request_class,
+            sliceable=slicer is not None and slicer.plan.ids is not None,
+            size_bytes=len(body),
         )
+        ticket = self.driver.submit(core_request, report.arrived_at, slicer.send if slicer else None)
+        try:
+            if slicer is not None and slicer.plan.ids is None and not ticket.done():
+                engine_id = self.driver.scheduler.place_unscheduled(report.model)
+                if engine_id is not None:
+                    slicer.tokenize(engine_id)
+            return await self._dispatch(ticket, request, report, forwarded, body)
+        finally:
+            if slicer is not None:
+                slicer.cancel()
+
+    def _slicer(self, report: RequestReport, forwarded: CIMultiDict[str], body: bytes) -> Slicer | None:
+        """Prepare to slice the prompt, if it is long enough to be worth it and can be cut at all."""
+        if self.tiles is None or report.prompt_tokens < 2 * self.tiles.smallest_tokens:
+            return None
+        plan = plan_slices(body, chat=report.operation == "chat")
+        if plan is None:
+            return None
+        headers = slice_headers(forwarded.items())
+        return Slicer(report.request_id, plan, self.driver, self.client, self.metrics, headers)
+
+    async def _dispatch(
+        self, ticket: Ticket, request: web.Request, report: RequestReport, forwarded: CIMultiDict[str], body: bytes
+    ) -> web.StreamResponse:
         while True:
             match await ticket:
                 case Reject(_, reason, retry_after_seconds):

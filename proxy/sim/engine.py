@@ -2,13 +2,15 @@
 
 Each step serves the running sequences in the order of their admission, decodes one token each and prefills in
 chunks, all within one token budget; what is left of the budget admits waiting prompts first come, first served.
-A sequence that finds no free KV block preempts the youngest running one, which starts over (recompute). Pure: the
-caller owns the clock, and both faces of the simulator (virtual time, HTTP) drive this one class.
+A sequence that finds no free KV block preempts the youngest running one, which starts over (recompute). Blocks of a
+prompt stay cached when its sequence is gone, until others need them (automatic prefix caching, least recently used
+first).
+Pure: the caller owns the clock, and both faces of the simulator (virtual time, HTTP) drive this one class.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,10 +48,25 @@ class Produced(NamedTuple):
 
 
 class _Sequence:
-    __slots__ = ("alive", "blocks", "computed", "decoding", "id", "known", "left", "token")
+    __slots__ = (
+        "alive",
+        "blocks",
+        "cached",
+        "computed",
+        "content",
+        "decoding",
+        "id",
+        "known",
+        "left",
+        "prompt_tokens",
+        "token",
+    )
 
-    def __init__(self, sequence_id: str, prompt_tokens: int, output_tokens: int) -> None:
+    def __init__(self, sequence_id: str, prompt_tokens: int, output_tokens: int, content: str | None) -> None:
         self.id = sequence_id
+        self.content = content
+        self.prompt_tokens = prompt_tokens
+        self.cached = 0  # tokens found in the prefix cache at its admission
         self.known = prompt_tokens  # prompt and tokens made so far
         self.computed = 0  # of these, how many have their keys and values in the cache
         self.left = output_tokens  # tokens still to make
@@ -75,7 +92,9 @@ class SimulatedEngine:
         self._waiting: deque[_Sequence] = deque()
         self._running: dict[str, _Sequence] = {}  # in order of admission
         self._sequences: dict[str, _Sequence] = {}
-        self._free_blocks = self.config.blocks
+        self._free_blocks = self.config.blocks  # empty ones, and those that only the prefix cache still holds
+        self._cache: OrderedDict[str, int] = OrderedDict()  # blocks by content, least recently used first
+        self._cached_blocks = 0
         self._batch: list[tuple[_Sequence, int]] | None = None
 
     def __repr__(self) -> str:
@@ -94,8 +113,8 @@ class SimulatedEngine:
         """Tokens in allocated blocks; a block counts whole."""
         return (self.config.blocks - self._free_blocks) * self.config.block_size
 
-    def add(self, sequence_id: str, prompt_tokens: int, output_tokens: int) -> None:
-        """Queue a prompt.
+    def add(self, sequence_id: str, prompt_tokens: int, output_tokens: int, content: str | None = None) -> None:
+        """Queue a prompt. Prompts of the same ``content`` begin with the same tokens: one finds the other's blocks.
 
         Raises:
             ValueError: the id is in use, a length is below one, or the whole sequence can never fit the KV cache.
@@ -106,7 +125,7 @@ class SimulatedEngine:
             raise ValueError("a prompt and an output have at least one token")
         if prompt_tokens + output_tokens > self.config.blocks * self.config.block_size:
             raise ValueError(f"{prompt_tokens + output_tokens} tokens never fit into {self.config.profile.kv_tokens}")
-        sequence = _Sequence(sequence_id, prompt_tokens, output_tokens)
+        sequence = _Sequence(sequence_id, prompt_tokens, output_tokens, content)
         self._sequences[sequence_id] = sequence
         self._waiting.append(sequence)
 
@@ -145,7 +164,7 @@ class SimulatedEngine:
                 if preempted and sequence.id not in running:
                     break  # it was the youngest itself: nothing behind it is left
                 sequence.blocks += need
-                self._free_blocks -= need
+                self._take(need)
             budget -= tokens
             batch.append((sequence, tokens))
             if sequence.decoding:
@@ -156,9 +175,9 @@ class SimulatedEngine:
                 attention += tokens * (computed + tokens / 2)
 
         self.step_admitted = self._admit(batch, budget) if budget and not preempted else []
-        for _, tokens in batch[-len(self.step_admitted) :] if self.step_admitted else ():
+        for sequence, tokens in batch[-len(self.step_admitted) :] if self.step_admitted else ():
             prefill_tokens += tokens
-            attention += tokens * tokens / 2
+            attention += tokens * (sequence.computed + tokens / 2)
         self.step_prompt_tokens = prefill_tokens
         if not batch:
             return None
@@ -212,9 +231,11 @@ class SimulatedEngine:
             self._waiting.popleft()
             running[sequence.id] = sequence
             admitted.append(sequence.id)
-            tokens = min(sequence.known, budget)
-            sequence.blocks = -(-tokens // config.block_size)
-            self._free_blocks -= sequence.blocks
+            self._take_cached(sequence)
+            tokens = min(sequence.known - sequence.computed, budget)
+            need = -(-(sequence.computed + tokens) // config.block_size) - sequence.blocks
+            sequence.blocks += need
+            self._take(need)
             budget -= tokens
             batch.append((sequence, tokens))
         return admitted
@@ -222,13 +243,45 @@ class SimulatedEngine:
     def _preempt_youngest(self) -> None:
         sequence_id, sequence = self._running.popitem()
         assert self._sequences[sequence_id] is sequence
-        self._free_blocks += sequence.blocks
-        sequence.blocks = sequence.computed = 0
+        self._give_back(sequence)
+        sequence.computed = 0
         sequence.decoding = False
         self._waiting.appendleft(sequence)
         self.preemptions += 1
 
     def _release(self, sequence: _Sequence) -> None:
+        self._give_back(sequence)
+        sequence.alive = False
+
+    def _take(self, blocks: int) -> None:
+        self._free_blocks -= blocks
+        while self._cached_blocks > self._free_blocks:  # what was used longest ago is overwritten, from its end
+            content, held = self._cache.popitem(last=False)
+            lost = min(held, self._cached_blocks - self._free_blocks)
+            self._cached_blocks -= lost
+            if held > lost:
+                self._cache[content] = held - lost
+                self._cache.move_to_end(content, last=False)
+
+    def _take_cached(self, sequence: _Sequence) -> None:
+        """Find the sequence's first blocks in the prefix cache; its last token is computed in any case."""
+        sequence.cached = 0
+        if sequence.content is None or sequence.content not in self._cache:
+            return
+        held = self._cache.pop(sequence.content)
+        self._cached_blocks -= held
+        sequence.blocks = min(held, (sequence.known - 1) // self.config.block_size)
+        sequence.computed = sequence.cached = sequence.blocks * self.config.block_size
+        self._free_blocks -= sequence.blocks
+
+    def _give_back(self, sequence: _Sequence) -> None:
         self._free_blocks += sequence.blocks
         sequence.blocks = 0
-        sequence.alive = False
+        if sequence.content is None:
+            return
+        held = self._cache.pop(sequence.content, 0)
+        self._cached_blocks -= held
+        full = max(held, min(sequence.computed, sequence.prompt_tokens) // self.config.block_size)
+        if full:
+            self._cache[sequence.content] = full
+            self._cached_blocks += full

@@ -13,10 +13,10 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from proxy.core.actions import Action, Dispatch, Reject
+from proxy.core.actions import Action, Dispatch, Reject, Slice
 from proxy.core.admission import admits
 from proxy.core.engine import EngineLimits
-from proxy.core.events import Arrived, Ended, EngineUp, Event
+from proxy.core.events import Arrived, Ended, EngineUp, Event, SliceEnded
 from proxy.core.request import Request
 from proxy.core.scheduler import Scheduler, SchedulerConfig
 from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
@@ -63,7 +63,13 @@ def microseconds(seconds: float) -> int:
 
 def limits_of(config: EngineConfig) -> EngineLimits:
     """The limits that a proxy would be configured with for such an engine."""
-    return EngineLimits(config.token_budget, config.max_num_seqs, config.blocks * config.block_size)
+    return EngineLimits(
+        config.token_budget,
+        config.max_num_seqs,
+        config.blocks * config.block_size,
+        block_tokens=config.block_size,
+        caches_prefixes=True,
+    )
 
 
 class _Clock:
@@ -109,11 +115,13 @@ class _Engine:
         self._busy = False
         self._received_us: dict[str, int] = {}  # of prompts that no step has worked on yet
 
-    def send(self, request_id: str, prompt_tokens: int, output_tokens: int) -> None:
-        self._clock.at(self._clock.now_us + self._network_us, self._receive, request_id, prompt_tokens, output_tokens)
+    def send(self, request_id: str, prompt_tokens: int, output_tokens: int, content: str | None = None) -> None:
+        self._clock.at(
+            self._clock.now_us + self._network_us, self._receive, request_id, prompt_tokens, output_tokens, content
+        )
 
-    def _receive(self, request_id: str, prompt_tokens: int, output_tokens: int) -> None:
-        self.model.add(request_id, prompt_tokens, output_tokens)
+    def _receive(self, request_id: str, prompt_tokens: int, output_tokens: int, content: str | None) -> None:
+        self.model.add(request_id, prompt_tokens, output_tokens, content)
         self._received_us[request_id] = self._clock.now_us
         if not self._busy:
             self._step()
@@ -158,6 +166,7 @@ class _Run:
         self._scheduler = scheduler
         self._on_action = on_action
         self._deadline_us: int | None = None
+        self._slices: dict[str, Slice] = {}
         self._waiting: dict[str, RequestRecord] = {}  # in the proxy, in order of arrival
         for request in workload:
             self.clock.at(microseconds(request.at_seconds), self._arrive, request)
@@ -180,6 +189,9 @@ class _Run:
         now, records = self.clock.now, self.records
         scheduler = self._scheduler
         for request_id, finished in produced:
+            if (piece := self._slices.pop(request_id, None)) is not None:
+                self._feed(SliceEnded(piece.request_id, piece.tokens))
+                continue
             records[request_id].on_tokens(now)
             if scheduler is not None and (actions := scheduler.on_tokens(request_id, 1, now)):
                 self._perform(actions)
@@ -218,7 +230,10 @@ class _Run:
                 case Dispatch(request_id, engine_id):
                     del self._waiting[request_id]
                     request = self.records[request_id].request
-                    self.engines[engine_id].send(request_id, request.prompt_tokens, request.output_tokens)
+                    self.engines[engine_id].send(request_id, request.prompt_tokens, request.output_tokens, request_id)
+                case Slice(request_id, engine_id, tokens):
+                    self._slices[action.slice_id] = action
+                    self.engines[engine_id].send(action.slice_id, tokens, 1, request_id)
                 case Reject(request_id, reason, _):
                     del self._waiting[request_id]
                     record = self.records[request_id]
@@ -248,6 +263,7 @@ def as_core_request(request: ScheduledRequest) -> Request:
         request.prompt_tokens,
         max_tokens=request.output_tokens,
         request_class=request.request_class,
+        sliceable=True,
     )
 
 

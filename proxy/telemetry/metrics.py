@@ -86,6 +86,11 @@ class Metrics:
         self._misses = meter.create_counter(
             "slai.deadline.misses", description="Deadlines missed, by kind: ttft or tbt"
         )
+        self._slices = meter.create_counter("slai.slices", description="Slices of prompts sent ahead")
+        self._slice_tokens = meter.create_counter("slai.slice.tokens", description="New prompt tokens in slices")
+        self._slice_hits = meter.create_counter(
+            "slai.slice.prefix.tokens", description="Prompt tokens before a slice, by whether it found them cached"
+        )
         self._tokens = meter.create_counter("slai.tokens", description="Prompt and output tokens of ended requests")
         self._declare_gauges(meter)
         for name in self._tbt:  # so that the series exist before the first event
@@ -130,6 +135,15 @@ class Metrics:
             self._tpot.record(mean, labels)
             self._tbt_max.record(times.gap_max, kind)
             self._tbt_p99.record(times.gap_p99() or 0.0, kind)
+
+    def record_slice(self, tokens: int, before: int, cached: int | None) -> None:
+        """Record a slice of ``tokens`` new tokens after ``before`` others, of which the engine found ``cached``."""
+        self._slices.add(1)
+        self._slice_tokens.add(tokens)
+        if before and cached is not None:
+            hit = min(before, cached)
+            self._slice_hits.add(hit, {"cached": "yes"})
+            self._slice_hits.add(before - hit, {"cached": "no"})
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

@@ -10,14 +10,12 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 
+from proxy.core.engine import CacheConfig, EngineLimits
 from proxy.core.events import EngineDown, EngineUp
-
-if TYPE_CHECKING:
-    from proxy.core.engine import EngineLimits
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +35,7 @@ class EngineProbe:
     up: bool = False
     models: list[dict[str, Any]] = field(default_factory=list)
     """Entries of its ``/v1/models``, as it sent them."""
-    kv_tokens: int | None = None
+    cache: CacheConfig = field(default_factory=CacheConfig)
     failures: int = 0
     announced: EngineUp | EngineDown | None = None
 
@@ -51,7 +49,7 @@ class Prober:
     def __init__(
         self,
         base_urls: tuple[str, ...],
-        limits: Callable[[int | None], EngineLimits],
+        limits: Callable[[CacheConfig], EngineLimits],
         announce: Announce,
         *,
         interval_seconds: float,
@@ -98,14 +96,15 @@ class Prober:
         probe.failures = 0
         models = await self._get_models(probe)
         probe.models = probe.models if models is None else models
-        probe.kv_tokens = await self._get_kv_tokens(probe) or probe.kv_tokens
-        up = EngineUp(
-            probe.base_url, self._limits(probe.kv_tokens), frozenset(str(model["id"]) for model in probe.models)
-        )
+        probe.cache = await self._get_cache(probe) or probe.cache
+        up = EngineUp(probe.base_url, self._limits(probe.cache), frozenset(str(model["id"]) for model in probe.models))
         if not probe.up or up != probe.announced:
             if not probe.up:
                 _log.info(
-                    "engine %s is up: models %s, KV cache %s tokens", up.engine_id, sorted(up.models), probe.kv_tokens
+                    "engine %s is up: models %s, KV cache %s tokens",
+                    up.engine_id,
+                    sorted(up.models),
+                    probe.cache.kv_tokens,
                 )
             probe.up, probe.announced = True, up
             self._announce(up)
@@ -124,21 +123,23 @@ class Prober:
         except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):
             return None  # an engine without this endpoint is taken to serve any model
 
-    async def _get_kv_tokens(self, probe: EngineProbe) -> int | None:
+    async def _get_cache(self, probe: EngineProbe) -> CacheConfig | None:
         try:
             text = (await self._client.get(probe.base_url + "/metrics")).raise_for_status().text
         except httpx.HTTPError:
             return None
-        return read_kv_tokens(text)
+        return read_cache_config(text)
 
 
-def read_kv_tokens(metrics: str) -> int | None:
-    """Return the size of the KV cache from vLLM's ``/metrics``: the sum over its data-parallel engines, in tokens."""
-    total = 0
+def read_cache_config(metrics: str) -> CacheConfig | None:
+    """Return the KV cache from vLLM's ``/metrics``, data-parallel engines summed; ``None`` if it is not told."""
+    blocks, block_tokens, caches_prefixes = 0, 16, True
     for match in _CACHE_CONFIG.finditer(metrics):
         labels = dict(_LABEL.findall(match[1]))
         try:
-            total += int(labels["num_gpu_blocks"]) * int(labels["block_size"])
+            blocks += int(labels["num_gpu_blocks"])
+            block_tokens = int(labels["block_size"])
         except (KeyError, ValueError):
             return None
-    return total or None
+        caches_prefixes &= labels.get("enable_prefix_caching") == "True"
+    return CacheConfig(blocks * block_tokens, block_tokens, caches_prefixes) if blocks > 0 < block_tokens else None

@@ -323,6 +323,12 @@ def read_usage(body: bytes) -> tuple[int | None, int | None]:
     return _usage(answer.usage)[:2] if answer else (None, None)
 
 
+def read_cached_tokens(body: bytes) -> int | None:
+    """Return how many prompt tokens a whole JSON answer says to have found cached; never raises."""
+    answer = _decode(_ANSWER, body)
+    return _usage(answer.usage)[2] if answer else None
+
+
 def _decode(decoder: msgspec.json.Decoder[_Shape], data: bytes) -> _Shape | None:
     try:
         return decoder.decode(data)

@@ -1,0 +1,66 @@
+"""Tiles: the prompt tokens of one engine step, chosen by the proxy.
+
+A prompt is cut by sending growing prefixes of it ahead (``max_tokens: 1``), which leave their keys and values in the
+engine's prefix cache; the client's own request goes last, unchanged, and finds them there. So the proxy decides how
+many prompt tokens each step of an unmodified engine works on, and a short prompt can overtake a long one half-way.
+
+One tile per step, never none and never two: when the token clock shows that a step has ended, the tile queued before
+has just been taken in, and the next is sent while the step runs. A tile may hold the ends of several short prompts and
+the beginning of a longer one. It is as large as the tightest deadline of the streams in flight allows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from proxy.core.admission import GateConfig, fits_kv
+
+if TYPE_CHECKING:
+    from proxy.core.engine import EngineBelief
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """How prompts are cut. Tokens and shares."""
+
+    smallest_tokens: int = 128
+    """No slice is smaller, and no step gets less while work waits: each slice has a cost of its own."""
+    margin: float = 0.03
+    """Share of a TBT deadline kept free, beside the step model's own error."""
+    knee: float = 4.0
+    """A step lasts at most this many times as long as it would without prompt tokens.
+
+    At 4, three quarters of it go into prompts: larger tiles hardly raise the throughput, but a short prompt that
+    comes meanwhile waits for their end.
+    """
+    max_sliced: int = 4
+    """Prompts half-way on one engine at a time: their cached prefixes are the first to be evicted."""
+
+    def __post_init__(self) -> None:
+        if self.smallest_tokens < 1 or self.max_sliced < 1 or self.knee <= 1:
+            raise ValueError("smallest_tokens and max_sliced are at least 1, knee is more than 1")
+        if not 0 <= self.margin < 1:
+            raise ValueError("margin lies in [0, 1)")
+
+
+def next_piece(
+    engine: EngineBelief, prompt_tokens: int, held_tokens: int, tiles: TileConfig, gate: GateConfig, *, sliceable: bool
+) -> int:
+    """Return up to which token of a prompt to send now: all of it, a prefix, or 0 for nothing.
+
+    ``held_tokens`` of it are cached by the engine already.
+    """
+    if not engine.outstanding:
+        return prompt_tokens
+    space = engine.room(held_tokens, margin=tiles.margin, knee=tiles.knee, smallest=tiles.smallest_tokens)
+    remaining = prompt_tokens - held_tokens
+    if space <= 0 or engine.outstanding >= engine.limits.max_num_seqs or not fits_kv(engine, remaining, gate):
+        return 0
+    if remaining <= space or engine.strictest_tbt_seconds is None:
+        return prompt_tokens
+    if not sliceable or not engine.limits.caches_prefixes:
+        return prompt_tokens if not engine.untaken() else 0  # it breaks a deadline, now or later
+    block = engine.limits.block_tokens
+    upto = (held_tokens + space) // block * block
+    return upto if upto - held_tokens >= tiles.smallest_tokens and upto < prompt_tokens else 0

@@ -1,0 +1,83 @@
+"""Sending prompts ahead in slices: the live side of ``core.tiles``."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from proxy.core.events import SliceEnded, Tokenized
+from proxy.server.tasks import Tasks
+from proxy.upstream.client import EngineClient, EngineError
+from proxy.wire.openai import read_cached_tokens
+from proxy.wire.prompt import SlicePlan, read_token_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from proxy.core.actions import Slice
+    from proxy.server.driver import Driver
+    from proxy.telemetry.metrics import Metrics
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Slicer:
+    """The slices of one request. Whatever goes wrong with them costs a prefill done twice, never the request."""
+
+    request_id: str
+    plan: SlicePlan
+    driver: Driver
+    client: EngineClient
+    metrics: Metrics
+    headers: list[tuple[str, str]]
+    _sent: int = 0
+    _tasks: Tasks = field(default_factory=Tasks)
+
+    def tokenize(self, engine_id: str) -> None:
+        """Ask an engine for the prompt's token ids; the request may be sliced from then on."""
+        self._tasks.spawn(self._tokenize(engine_id), f"tokenize {self.request_id}")
+
+    def send(self, piece: Slice) -> None:
+        """Have the engine cache a prefix."""
+        before, self._sent = self._sent, piece.tokens
+        self._tasks.spawn(self._send(piece, before), f"slice {piece.slice_id}")
+
+    def cancel(self) -> None:
+        """Abort whatever is on its way: the client is gone."""
+        self._tasks.cancel()
+
+    async def _tokenize(self, engine_id: str) -> None:
+        try:
+            async with self.client.send(
+                engine_id, "POST", "/tokenize", self.headers, self.plan.tokenize_body
+            ) as answer:
+                ids = read_token_ids(await answer.read()) if answer.status == 200 else None
+        except EngineError:
+            return
+        if ids is not None:
+            self.plan.ids = ids
+            self.driver.feed(Tokenized(self.request_id, len(ids)))
+
+    async def _send(self, piece: Slice, before: int) -> None:
+        cached = False
+        try:
+            async with self.client.send(
+                piece.engine_id, "POST", "/v1/completions", self.headers, self.plan.body(piece.tokens)
+            ) as answer:
+                body = await answer.read()
+                found = read_cached_tokens(body)
+                # Without --enable-prompt-tokens-details the engine does not tell; then it is believed.
+                cached = answer.status == 200 and (found is None or 2 * found >= before)
+                self.metrics.record_slice(piece.tokens - before, before, found)
+        except EngineError as error:
+            _log.info("slice %s failed: %s", piece.slice_id, error.failure)
+        finally:
+            self.driver.feed(SliceEnded(self.request_id, piece.tokens, cached))
+
+
+def slice_headers(forwarded: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The client's headers that a slice needs (credentials, routing to a data-parallel rank), without its identity."""
+    own = {"x-request-id", "traceparent", "tracestate", "content-type", "accept"}
+    return [*((n, v) for n, v in forwarded if n.lower() not in own), ("Content-Type", "application/json")]
