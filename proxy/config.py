@@ -13,7 +13,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PositiveFloat,
     PositiveInt,
     ValidationError,
     field_validator,
@@ -39,6 +38,9 @@ from proxy.core.tiles import TileConfig
 ENVIRONMENT_PREFIX = "SLAI_"
 
 
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 class ConfigError(Exception):
     """The settings are not usable; the message names the key, where it was set and what is right."""
 
@@ -48,8 +50,8 @@ class ClassSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    ttft_seconds: PositiveFloat | None = None
-    tbt_seconds: PositiveFloat | None = None
+    ttft_seconds: Positive | None = None
+    tbt_seconds: Positive | None = None
 
 
 class Settings(BaseSettings):
@@ -87,17 +89,17 @@ class Settings(BaseSettings):
 
     order: Literal["spf", "fcfs"] = "spf"
     """spf: shortest prompt first, with aging; fcfs: first come, first served."""
-    aging_seconds: PositiveFloat = 10.0
+    aging_seconds: Positive = 10.0
     """A waiting prompt counts as half as long after each such time."""
-    max_wait_seconds: PositiveFloat = 60.0
+    max_wait_seconds: Positive = 60.0
     """Who has waited this long goes first."""
-    queue_timeout_seconds: PositiveFloat = 300.0
+    queue_timeout_seconds: Positive = 300.0
     """Who has waited this long is refused (429)."""
     max_queue_requests: Annotated[int, Field(ge=0)] = 10_000
     """Most requests that wait; one more is refused (429)."""
     max_queue_bytes: Annotated[int, Field(ge=0)] = 512 << 20
     """Most bytes of request bodies that wait."""
-    backlog_factor: PositiveFloat = 1.5
+    backlog_factor: Positive = 1.5
     """Engine steps of prompt work released ahead. More: closer to the engine's own order; less: risk of idle steps."""
     kv_watermark: Annotated[float, Field(ge=0, lt=1)] = 0.03
     """Share of the KV cache kept free, against preemptions."""
@@ -114,11 +116,11 @@ class Settings(BaseSettings):
 
     max_body_bytes: PositiveInt = 32 << 20
     """Longest request body; a longer one is refused (413)."""
-    connect_timeout_seconds: PositiveFloat = 3.0
+    connect_timeout_seconds: Positive = 3.0
     """How long a connection to an engine may take."""
-    idle_timeout_seconds: PositiveFloat = 600.0
+    idle_timeout_seconds: Positive = 600.0
     """How long an engine may stay silent within an answer, the wait for its first byte included."""
-    probe_interval_seconds: PositiveFloat = 2.0
+    probe_interval_seconds: Positive = 2.0
     """Time between two looks at an engine's /health and /metrics."""
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
     """After SIGTERM: how long streams in flight may go on."""
@@ -131,7 +133,7 @@ class Settings(BaseSettings):
     """Simulated engines to start when no engine is given."""
     sim_profile: str = "rtx6000ada"
     """GPU that they imitate."""
-    sim_speed: PositiveFloat = 1.0
+    sim_speed: Positive = 1.0
     """How many times faster than real time they run."""
 
     @field_validator("engines", mode="before")

@@ -7,6 +7,7 @@ dry loses throughput, so nothing is held that it could have begun. Between the t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class GateConfig:
     """Further tokens of KV cache kept for each sequence; outputs end all the time, so not their whole length."""
 
     def __post_init__(self) -> None:
-        if self.backlog_factor <= 0 or self.feedback_seconds < 0 or self.kv_growth_tokens < 0:
+        if not self.backlog_factor > 0 or not 0 <= self.feedback_seconds < inf or self.kv_growth_tokens < 0:
             raise ValueError("backlog_factor must be positive, feedback_seconds and kv_growth_tokens not negative")
         if not 0 <= self.kv_watermark < 1:
             raise ValueError("kv_watermark lies in [0, 1)")
@@ -59,6 +60,8 @@ def fits_kv(engine: EngineBelief, prompt_tokens: int, gate: GateConfig) -> bool:
     if capacity is None:
         return True
     room = (1 - gate.kv_watermark) * capacity - gate.kv_growth_tokens
+    if prompt_tokens > capacity:
+        return True  # the engine has to refuse it, and does so at once
     if prompt_tokens > room:
-        return True  # no engine state would ever let it in: the engine itself has to refuse it, and does so at once
+        return engine.kv_tokens + prompt_tokens <= capacity  # it can do without reserves, but not without room
     return engine.kv_tokens + gate.kv_growth_tokens * engine.outstanding + prompt_tokens <= room

@@ -71,6 +71,8 @@ class _Stream:
 
 _STEP_SECONDS_PRIOR = 0.03
 _STEP_SECONDS_WEIGHT = 0.1
+_STEP_SECONDS_OUTLIER = 4
+"""A step counts as at most this many usual ones: a stall is no reason to expect the next."""
 
 _PATIENCE_STEPS = 3
 """How many usual steps the clock may be silent before steps are assumed to go by unseen (a stall, a preemption)."""
@@ -231,9 +233,7 @@ class EngineBelief:
             return True
         stream.context += chunks
         self._stream_context += chunks
-        # A stream that fell behind (preempted, or its first token was read before the others' of the same step)
-        # must not hold the clock back once the leaders are gone: it is never more than one step behind.
-        stream.step = max(stream.step + chunks, self._clock - 1)
+        stream.step += chunks
         steps = stream.step - self._clock
         if steps <= 0:
             return False
@@ -252,6 +252,10 @@ class EngineBelief:
             self.kv_tokens -= stream.context
             self._stream_context -= stream.context
             tbt_seconds = stream.tbt_seconds
+            if self._streams and stream.step >= self._clock:
+                # The leader is gone. Its successor's token of this same step may still be to come, so one step
+                # behind is where it should be; if it is further behind (preempted), it must not stop the clock.
+                self._clock = min(self._clock, 1 + max(s.step for s in self._streams.values()))
         elif (prefill := self._prefills.pop(request_id, None)) is not None:
             self.kv_tokens -= prefill.context
             self.backlog -= prefill.remaining
@@ -266,10 +270,7 @@ class EngineBelief:
 
     def silent_until(self) -> float | None:
         """When the clock, if it stays silent, is no longer believed; ``None`` while there is no backlog to work on."""
-        if not self.backlog:
-            return None
-        # Without a stream nothing tells of a step's end, so there is nothing to be patient for.
-        return self._step_began_at + self._step_expected_seconds() * (_PATIENCE_STEPS if self._streams else 1)
+        return self._step_began_at + self._patience_seconds() if self.backlog else None
 
     def assume_steps(self, now: float) -> None:
         """Let the steps pass that must have ended by ``now`` although no token told of them.
@@ -279,7 +280,13 @@ class EngineBelief:
         """
         until = self.silent_until()
         if until is not None and now >= until:
-            self._next_step(max(1, int((now - self._step_began_at) / self._step_expected_seconds())), now)
+            expected = self._step_expected_seconds()
+            steps = max(1, int((now - self._step_began_at) / expected))
+            self._next_step(steps, self._step_began_at + steps * expected)
+
+    def _patience_seconds(self) -> float:
+        # Without a stream nothing tells of a step's end, so there is nothing to be patient for.
+        return self._step_expected_seconds() * (_PATIENCE_STEPS if self._streams else 1)
 
     def _step_expected_seconds(self) -> float:
         """How long the step under way should take, by what is in it."""
@@ -303,12 +310,15 @@ class EngineBelief:
         if not self.outstanding:  # idle: this prompt itself begins the next step
             joins = self._step
             self._step_began_at = now
+        elif not self.backlog and now >= self._step_began_at + self._patience_seconds():
+            self._step_began_at = now  # silent, and for long: nobody knows when the step under way began
         self._prefills[key] = _Prefill(tokens, joins, now, context, tbt_seconds)
         self.kv_tokens += tokens
         self.backlog += tokens
 
     def _learn_step_seconds(self, seconds: float) -> None:
-        self.step_seconds += _STEP_SECONDS_WEIGHT * (max(seconds, 1e-6) - self.step_seconds)
+        bounded = min(max(seconds, 1e-6), _STEP_SECONDS_OUTLIER * self.step_seconds)
+        self.step_seconds += _STEP_SECONDS_WEIGHT * (bounded - self.step_seconds)
 
     def _next_step(self, count: int, now: float) -> None:
         """``count`` steps have ended, the last one now: account for the prompt tokens worked on in them."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from sortedcontainers import SortedKeyList
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from proxy.core.request import Request
 
 
@@ -38,6 +40,10 @@ class WaitingQueue:
 
     def __repr__(self) -> str:
         return f"<WaitingQueue {len(self)} waiting>"
+
+    def __iter__(self) -> Iterator[Waiting]:
+        """Give all waiting requests, oldest first."""
+        return iter(self._by_age)
 
     def push(self, waiting: Waiting) -> None:
         self._by_key.add(waiting)

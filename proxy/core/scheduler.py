@@ -8,8 +8,8 @@ events at given times leads to one sequence of actions, live or simulated.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import ceil
-from typing import assert_never
+from math import ceil, inf
+from typing import TYPE_CHECKING, assert_never
 
 from proxy.core.actions import Action, Dispatch, Reject, Slice
 from proxy.core.admission import GateConfig, admits
@@ -31,6 +31,9 @@ from proxy.core.queue import Waiting, WaitingQueue
 from proxy.core.request import RejectReason, Request
 from proxy.core.tiles import TileConfig, next_piece
 
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -51,10 +54,16 @@ class SchedulerConfig:
     """What a client is told to wait when no engine is up."""
 
     def __post_init__(self) -> None:
-        if min(self.max_wait_seconds, self.queue_timeout_seconds, self.no_engine_retry_seconds) <= 0:
-            raise ValueError("durations must be positive")
+        durations = self.max_wait_seconds, self.queue_timeout_seconds, self.no_engine_retry_seconds
+        if not all(0 < seconds < inf for seconds in durations):
+            raise ValueError("durations must be positive and finite")
         if self.max_queue_requests < 0 or self.max_queue_bytes < 0:
             raise ValueError("queue limits must not be negative")
+
+
+_Servers = frozenset[str]
+"""The ids of all engines that serve a request, up or not. Requests with the same ones share a queue: a head that finds
+no place then blocks nobody who could be served, and clients cannot make queues at will."""
 
 
 @dataclass(slots=True)
@@ -66,7 +75,8 @@ class _Entry:
     """
 
     waiting: Waiting
-    queue: str
+    queue: _Servers = frozenset()
+    """While it waits: the queue that it is in."""
     engine: EngineBelief | None = None
     sliced: bool = False
     sliceable: bool = False
@@ -79,7 +89,7 @@ class Scheduler:
         self.config = config or SchedulerConfig()
         self._engines: dict[str, EngineBelief] = {}
         self._entries: dict[str, _Entry] = {}
-        self._queues: dict[str, WaitingQueue] = {}  # by model; an empty queue is removed
+        self._queues: dict[_Servers, WaitingQueue] = {}  # an empty queue is removed
         self._sliced: dict[str, _Entry] = {}
         self._queued_bytes = 0
         self._queued_tokens = 0
@@ -132,7 +142,7 @@ class Scheduler:
             case SliceEnded(request_id, tokens, cached):
                 self._on_slice_end(request_id, tokens, cached=cached, now=now)
             case EngineUp():
-                self._engine_up(event)
+                refused = self._engine_up(event)
             case EngineDown(engine_id):
                 refused = self._engine_down(engine_id)
             case DrainStarted():
@@ -186,23 +196,24 @@ class Scheduler:
     def _enqueue(self, request: Request, arrived_at: float, now: float) -> list[Action]:
         if request.id in self._entries:
             raise ValueError(f"request id {request.id!r} is in use")
+        for engine in self._engines.values():
+            engine.assume_steps(now)
         if (reason := self._why_refuse(request, now)) is not None:
             return [Reject(request.id, reason, self._retry_after(reason))]
         self._arrivals += 1
         key = self.config.ordering(max(1, request.prompt_tokens), arrived_at)
         waiting = Waiting(request, arrived_at, key, self._arrivals)
-        # Models that no engine lists by name share one queue, so that clients cannot make queues at will.
-        listed = any(request.model in e.models for e in self._engines.values())
-        self._entries[request.id] = _Entry(waiting, request.model if listed else "", sliceable=request.sliceable)
+        self._entries[request.id] = _Entry(waiting, sliceable=request.sliceable)
         self._push(waiting)
         return []
 
     def _why_refuse(self, request: Request, now: float) -> RejectReason | None:
         if self._draining:
             return RejectReason.DRAINING
-        if not any(e.serves(request.model) for e in self._engines.values()):
+        servers = self._servers(request.model)
+        if not servers:
             return RejectReason.UNKNOWN_MODEL if self._engines else RejectReason.NO_ENGINE
-        if not any(e.up and e.serves(request.model) for e in self._engines.values()):
+        if not self._any_up(servers):
             return RejectReason.NO_ENGINE
         config = self.config
         if (
@@ -211,7 +222,7 @@ class Scheduler:
         ):
             return None
         # A full queue does not matter to a request that need not wait.
-        starts_now = not self.waiting and self._place(request, now) is not None
+        starts_now = servers not in self._queues and self._place(request, now) is not None
         return None if starts_now else RejectReason.QUEUE_FULL
 
     def _take_back(self, request_id: str, back_off_seconds: float, now: float) -> list[Action]:
@@ -224,24 +235,45 @@ class Scheduler:
         self._push(entry.waiting)
         if self._draining:
             return [self._reject(entry.waiting, RejectReason.DRAINING)]
-        if not any(e.up and e.serves(entry.waiting.request.model) for e in self._engines.values()):
+        if not self._any_up(entry.queue):
             return [self._reject(entry.waiting, RejectReason.NO_ENGINE)]
         return []
 
-    def _engine_up(self, event: EngineUp) -> None:
+    def _engine_up(self, event: EngineUp) -> list[Action]:
+        known = self._engines.get(event.engine_id)
+        regroup = known is None or known.models != event.models
         engine = self._engine(event.engine_id)
         engine.limits, engine.models, engine.up = event.limits, event.models, True
+        return self._regroup() if regroup else []
 
     def _engine_down(self, engine_id: str) -> list[Action]:
+        new = engine_id not in self._engines
         self._engine(engine_id).up = False
+        refused = self._regroup() if new else []
         for entry in [e for e in self._sliced.values() if e.engine is not None and e.engine.id == engine_id]:
             self._unslice(entry)
-        return [
-            refusal
-            for model, queue in list(self._queues.items())
-            if not any(e.up and e.serves(model) for e in self._engines.values())
-            for refusal in self._reject_all(queue, RejectReason.NO_ENGINE)
-        ]
+        for servers, queue in list(self._queues.items()):
+            if not self._any_up(servers):
+                refused += self._reject_all(queue, RejectReason.NO_ENGINE)
+        return refused
+
+    def _regroup(self) -> list[Action]:
+        """Sort the waiting requests into queues anew, as other engines serve other models now."""
+        waiting = [w for queue in self._queues.values() for w in queue]
+        for w in waiting:
+            self._pop(w)
+        refused: list[Action] = []
+        for w in waiting:
+            self._push(w)
+            if not self._entries[w.request.id].queue:
+                refused.append(self._reject(w, RejectReason.UNKNOWN_MODEL))
+        return refused
+
+    def _servers(self, model: str) -> _Servers:
+        return frozenset(e.id for e in self._engines.values() if e.serves(model))
+
+    def _any_up(self, servers: _Servers) -> bool:
+        return any(self._engines[engine_id].up for engine_id in servers)
 
     def _engine(self, engine_id: str) -> EngineBelief:
         engine = self._engines.get(engine_id)
@@ -306,8 +338,8 @@ class Scheduler:
 
     def _next_piece(self, engine: EngineBelief, tiles: TileConfig, now: float) -> Action | None:
         """Take the next whole prompt, rest of a prompt or slice for ``engine``; shortest remaining prompt first."""
-        found: list[tuple[float, int, _Entry]] = [
-            (self._remaining_key(e, engine, now), e.waiting.number, e)
+        found: list[tuple[tuple[bool, float], int, _Entry]] = [
+            (self._remaining_urgency(e, engine, now), e.waiting.number, e)
             for e in self._sliced.values()
             if e.engine is engine
         ]
@@ -315,7 +347,7 @@ class Scheduler:
             head = queue.head(now)
             if engine.serves(head.request.model):
                 entry = self._entries[head.request.id]
-                found.append((self._remaining_key(entry, engine, now), head.number, entry))
+                found.append((self._remaining_urgency(entry, engine, now), head.number, entry))
         for _, _, entry in sorted(found, key=lambda f: f[:2]):
             request = entry.waiting.request
             held = engine.held_tokens(request.id)
@@ -339,36 +371,51 @@ class Scheduler:
             return piece
         return None
 
-    def _remaining_key(self, entry: _Entry, engine: EngineBelief, now: float) -> float:
+    def _remaining_urgency(self, entry: _Entry, engine: EngineBelief, now: float) -> tuple[bool, float]:
+        """As ``_urgency``, but by what is left of the prompt."""
         waiting = entry.waiting
-        if now - waiting.arrived_at >= self.config.max_wait_seconds:
-            return waiting.arrived_at - now - 1e9  # before all that may still be overtaken, oldest first
         remaining = waiting.request.prompt_tokens - engine.held_tokens(waiting.request.id)
-        return self.config.ordering(max(1, remaining), waiting.arrived_at)
+        key = self.config.ordering(max(1, remaining), waiting.arrived_at)
+        return self._urgency(replace(waiting, key=key), now)
 
     def _release_whole(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        released = True
-        while released:
-            released = False
-            # One model is the usual case; with several, a head that finds no place must not block another's.
-            for waiting in sorted((q.head(now) for q in self._queues.values()), key=lambda w: (w.key, w.number)):
-                engine = self._place(waiting.request, now)
-                if engine is not None:
-                    self._pop(waiting)
-                    self._entries[waiting.request.id].engine = engine
-                    request = waiting.request
-                    engine.release(request.id, request.prompt_tokens, now, request.request_class.tbt_seconds)
-                    actions.append(Dispatch(waiting.request.id, engine.id))
-                    released = True
-                    break
+        while (action := self._next_whole(now)) is not None:
+            actions.append(action)
         return actions
 
-    def _place(self, request: Request, now: float) -> EngineBelief | None:
+    def _next_whole(self, now: float) -> Action | None:
+        """Release the first prompt that finds a place; ``None`` when none does."""
+        # One queue is the usual case; with several, a head that finds no place must not block another's. But one that
+        # has waited for too long keeps its engines from the others until it fits.
+        reserved: set[str] = set()
+        heads = ((self._urgency(queue.head(now), now), queue.head(now)) for queue in self._queues.values())
+        for (in_time, _), waiting in sorted(heads, key=lambda head: (head[0], head[1].number)):
+            request = waiting.request
+            engine = self._place(request, now, reserved)
+            if engine is not None:
+                self._pop(waiting)
+                self._entries[request.id].engine = engine
+                engine.release(request.id, request.prompt_tokens, now, request.request_class.tbt_seconds)
+                return Dispatch(request.id, engine.id)
+            if not in_time:
+                reserved |= self._entries[request.id].queue
+        return None
+
+    def _urgency(self, waiting: Waiting, now: float) -> tuple[bool, float]:
+        """What to order heads of several queues by: those that waited too long first, oldest first, then by key."""
+        overdue = now - waiting.arrived_at >= self.config.max_wait_seconds
+        return not overdue, waiting.arrived_at if overdue else waiting.key
+
+    def _place(self, request: Request, now: float, reserved: Collection[str] = ()) -> EngineBelief | None:
         """The engine that would begin the request soonest among those whose gate is open; ``None`` if all are shut."""
         tokens, gate = request.prompt_tokens, self.config.gate
         return min(
-            (e for e in self._engines.values() if e.serves(request.model) and admits(e, tokens, gate, now)),
+            (
+                e
+                for e in self._engines.values()
+                if e.id not in reserved and e.serves(request.model) and admits(e, tokens, gate, now)
+            ),
             key=lambda e: (e.estimated_wait_seconds(tokens), e.outstanding, e.number),
             default=None,
         )
@@ -402,20 +449,21 @@ class Scheduler:
     # -- the account of what waits --
 
     def _push(self, waiting: Waiting) -> None:
-        name = self._entries[waiting.request.id].queue
-        queue = self._queues.get(name)
+        servers = self._servers(waiting.request.model)
+        self._entries[waiting.request.id].queue = servers
+        queue = self._queues.get(servers)
         if queue is None:
-            queue = self._queues[name] = WaitingQueue(self.config.max_wait_seconds)
+            queue = self._queues[servers] = WaitingQueue(self.config.max_wait_seconds)
         queue.push(waiting)
         self._queued_bytes += waiting.request.size_bytes
         self._queued_tokens += waiting.request.prompt_tokens
 
     def _pop(self, waiting: Waiting) -> None:
-        name = self._entries[waiting.request.id].queue
-        queue = self._queues[name]
+        servers = self._entries[waiting.request.id].queue
+        queue = self._queues[servers]
         queue.remove(waiting)
         if not queue:
-            del self._queues[name]
+            del self._queues[servers]
         self._queued_bytes -= waiting.request.size_bytes
         self._queued_tokens -= waiting.request.prompt_tokens
 

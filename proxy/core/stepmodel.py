@@ -69,6 +69,7 @@ class OnlineStepModel:
         """95th percentile of how much longer the last steps took than predicted; never negative."""
         self.error_mean_seconds = _ERROR_PRIOR_SECONDS
         """Mean of the absolute error over the last steps."""
+        self._error_median_seconds = _ERROR_PRIOR_SECONDS  # no outlier moves it, so it can tell what one is
 
     @property
     def trusted(self) -> bool:
@@ -109,7 +110,7 @@ class OnlineStepModel:
         x = (1.0, load[0] * _SCALE[1], load[1] * _SCALE[2], load[2] * _SCALE[3], load[3] * _SCALE[4])
         residual = seconds - self.predict(load)
         self._residuals.append(residual)
-        width = _HUBER_DEVIATIONS * max(_NOISE_SECONDS, self.error_mean_seconds)
+        width = _HUBER_DEVIATIONS * max(_NOISE_SECONDS, self._error_median_seconds)
         weight = 1.0 if abs(residual) <= width else width / abs(residual)
         for i in range(_SIZE):
             wx = weight * x[i]
@@ -141,7 +142,9 @@ class OnlineStepModel:
     def _judge(self) -> None:
         residuals = sorted(self._residuals)
         self.error_p95_seconds = max(0.0, residuals[ceil(0.95 * len(residuals)) - 1])
-        self.error_mean_seconds = sum(map(abs, residuals)) / len(residuals)
+        errors = sorted(map(abs, residuals))
+        self.error_mean_seconds = sum(errors) / len(errors)
+        self._error_median_seconds = errors[len(errors) // 2]
 
 
 def _as_tuple(c: StepCoefficients) -> tuple[float, ...]:

@@ -103,6 +103,7 @@ class _Engine:
         clock: _Clock,
         config: SimulationConfig,
         deliver: Callable[[list[Produced]], None],
+        refuse: Callable[[str], None],
         on_decode_step: Callable[[], None],
     ) -> None:
         self.model = SimulatedEngine(config.engine)
@@ -111,6 +112,7 @@ class _Engine:
         self._clock = clock
         self._network_us = microseconds(config.network_seconds)
         self._deliver = deliver
+        self._refuse = refuse
         self._on_decode_step = on_decode_step
         self._busy = False
         self._received_us: dict[str, int] = {}  # of prompts that no step has worked on yet
@@ -121,7 +123,11 @@ class _Engine:
         )
 
     def _receive(self, request_id: str, prompt_tokens: int, output_tokens: int, content: str | None) -> None:
-        self.model.add(request_id, prompt_tokens, output_tokens, content)
+        try:
+            self.model.add(request_id, prompt_tokens, output_tokens, content)
+        except ValueError:  # longer than the KV cache, as vLLM's 400
+            self._clock.at(self._clock.now_us + self._network_us, self._refuse, request_id)
+            return
         self._received_us[request_id] = self._clock.now_us
         if not self._busy:
             self._step()
@@ -159,7 +165,7 @@ class _Run:
         self.clock = _Clock()
         self.records = {str(r.index): RequestRecord(r) for r in workload}
         self.engines = {
-            f"engine-{i}": _Engine(self.clock, config, self._deliver, partial(self._note_decode_step, i))
+            f"engine-{i}": _Engine(self.clock, config, self._deliver, self._refuse, partial(self._note_decode_step, i))
             for i in range(config.engines)
         }
         self.starved_steps = 0
@@ -199,6 +205,15 @@ class _Run:
                 records[request_id].finished_at = now
                 if scheduler is not None:
                     self._feed(Ended(request_id))
+
+    def _refuse(self, sequence_id: str) -> None:
+        if (piece := self._slices.pop(sequence_id, None)) is not None:
+            self._feed(SliceEnded(piece.request_id, piece.tokens, cached=False))
+            return
+        record = self.records[sequence_id]
+        record.error, record.finished_at = "too long", self.clock.now
+        if self._scheduler is not None:
+            self._feed(Ended(sequence_id))
 
     def _note_decode_step(self, engine: int) -> None:
         """Judge a step without prompt tokens that this engine has just begun; see ``starved_steps``."""

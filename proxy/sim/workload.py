@@ -13,6 +13,7 @@ import json
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,10 +119,12 @@ def draw_workload(
     Raises:
         ValueError: a rate or count that is not positive, or shares that do not add up to one.
     """
-    if rate <= 0 or requests <= 0:
+    if not 0 < rate < inf or requests <= 0:
         raise ValueError("rate and requests must be positive")
-    if abs(sum(c.share for c in classes) - 1) > 1e-6:
-        raise ValueError("the shares of the classes must add up to 1")
+    if any(c.share < 0 for c in classes) or abs(sum(c.share for c in classes) - 1) > 1e-6:
+        raise ValueError("the shares of the classes must not be negative and add up to 1")
+    if not trace.lengths:
+        raise ValueError(f"the trace {trace.name!r} is empty")
     arrivals, lengths, kinds, content = (
         random.Random(f"{seed}:{s}") for s in ("arrivals", "lengths", "classes", "content")
     )
@@ -154,18 +157,22 @@ def load_trace(name: str) -> Trace:
     path = Path(name)
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise TraceError(f"cannot read the trace {name!r}: {error.strerror}; {SHAREGPT_LIKE!r} is built in") from error
     except UnicodeDecodeError as error:
         raise TraceError(f"{name}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise TraceError(f"cannot read the trace {name!r}: {why}; {SHAREGPT_LIKE!r} is built in") from error
     rows = _read_json(name, text) if text.lstrip().startswith("[") else _read_csv(name, text)
     lengths: list[Lengths] = []
     dropped: Counter[str] = Counter()
-    for row in rows:
-        if isinstance(row, Lengths):
-            lengths.append(row)
-        else:
-            dropped[row] += 1
+    try:
+        for row in rows:
+            if isinstance(row, Lengths):
+                lengths.append(row)
+            else:
+                dropped[row] += 1
+    except csv.Error as error:
+        raise TraceError(f"{name}: not a CSV of lengths ({error})") from error
     if not lengths:
         raise TraceError(f"{name}: no usable row; left out: {dict(dropped) or 'the file is empty'}")
     return Trace(name, tuple(lengths), len(lengths) + dropped.total(), dropped)
@@ -243,6 +250,6 @@ def _loads_if_text(turn: object) -> object:
     if isinstance(turn, str):
         try:
             return json.loads(turn)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     return turn

@@ -54,8 +54,10 @@ def test_a_slow_loop_lets_as_many_steps_be_released_ahead_as_it_lasts() -> None:
     engine = busy_engine()
     assert engine.step_seconds == pytest.approx(0.03)
     engine.release("a", 3 * 511 - 1, 0.04)
-    assert not admits(engine, 1, replace(GATE, feedback_seconds=0.06), now=0.04)
-    assert admits(engine, 1, replace(GATE, feedback_seconds=0.061), now=0.04)
+    engine.feedback_seconds = 0.06
+    assert not admits(engine, 1, GATE, now=0.04)
+    engine.feedback_seconds = 0.061
+    assert admits(engine, 1, GATE, now=0.04)
 
 
 def test_no_more_requests_are_released_than_the_engine_has_slots() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from proxy.core.stepmodel import PRIOR, OnlineStepModel, StepCoefficients, StepLoad
 
-TRUTH = StepCoefficients(0.0105, 7.0e-5, 4e-5, 1.37e-7)
+TRUTH = StepCoefficients(0.0105, 7.0e-5, 4e-5, 1.37e-7, 3e-9)
 
 
 def duration(load: StepLoad, of: StepCoefficients = TRUTH) -> float:
@@ -16,13 +16,16 @@ def duration(load: StepLoad, of: StepCoefficients = TRUTH) -> float:
         + of.per_prefill_token * load.prefill_tokens
         + of.per_decode * load.decodes
         + of.per_kv_token * load.kv_tokens
+        + of.per_attention * load.attention
     )
 
 
 def random_load(rng: random.Random) -> StepLoad:
     """A step with no or a full share of prompt tokens, as the ones that can be told apart are."""
     decodes = rng.randrange(1, 128)
-    return StepLoad(rng.choice([0, 512 - decodes]), decodes, decodes * rng.randrange(200, 3000))
+    tokens = rng.choice([0, 512 - decodes])
+    attention = float(tokens * rng.randrange(256, 6000))
+    return StepLoad(tokens, decodes, decodes * rng.randrange(200, 3000), attention)
 
 
 def trained(steps: int, *, noise: float = 0.0, hiccups: float = 0.0, seed: int = 0) -> OnlineStepModel:
@@ -64,7 +67,7 @@ def test_a_model_is_trusted_after_some_hundred_steps() -> None:
 
 def test_a_changed_engine_is_learnt_anew() -> None:
     model = trained(2000)
-    slower = StepCoefficients(0.03, 1.5e-4, 1e-4, 2e-7)
+    slower = StepCoefficients(0.03, 1.5e-4, 1e-4, 2e-7, 5e-9)
     rng = random.Random(5)
     for _ in range(6000):
         load = random_load(rng)
@@ -94,27 +97,49 @@ def test_the_error_percentile_covers_about_that_share_of_the_steps() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.02, 0.05, 0.1, 0.5])
-def test_the_prompt_tokens_within_a_time_are_the_most_that_keep_it(seconds: float) -> None:
+@pytest.mark.parametrize("offset", [0, 4000])
+def test_the_prompt_tokens_within_a_time_are_the_most_that_keep_it(seconds: float, offset: int) -> None:
     model = trained(500)
-    for decodes, kv_tokens in ((0, 0), (40, 60_000), (128, 200_000)):
-        tokens = model.prefill_tokens_within(seconds, decodes, kv_tokens)
+    for base in (StepLoad(0, 0, 0), StepLoad(100, 40, 60_000, 5e4), StepLoad(0, 128, 200_000)):
+        tokens = model.prefill_tokens_within(seconds, base, offset)
         assert tokens >= 0
         if tokens:
-            assert model.predict(StepLoad(tokens, decodes, kv_tokens)) <= seconds + 1e-9
-        assert model.predict(StepLoad(tokens + 1, decodes, kv_tokens)) > seconds
+            assert model.predict(with_tokens(base, tokens, offset)) <= seconds + 1e-9
+        assert model.predict(with_tokens(base, tokens + 1, offset)) > seconds
+
+
+def with_tokens(base: StepLoad, tokens: int, offset: int) -> StepLoad:
+    attention = base.attention + tokens * (offset + tokens / 2)
+    return base._replace(prefill_tokens=base.prefill_tokens + tokens, attention=attention)
 
 
 def test_no_prompt_token_fits_where_the_decodes_alone_take_too_long() -> None:
-    assert OnlineStepModel().prefill_tokens_within(0.001, 1, 1) == 0
-    assert OnlineStepModel().prefill_tokens_within(-1.0, 1, 1) == 0
+    assert OnlineStepModel().prefill_tokens_within(0.001, StepLoad(0, 1, 1), 0) == 0
+    assert OnlineStepModel().prefill_tokens_within(-1.0, StepLoad(0, 1, 1), 0) == 0
 
 
 def test_where_prompt_tokens_seem_to_cost_nothing_any_number_fits() -> None:
-    model = OnlineStepModel(StepCoefficients(0.01, 0.0, 0.0, 0.0))
-    assert model.prefill_tokens_within(0.1, 10, 1000) > 1_000_000
+    model = OnlineStepModel(StepCoefficients(0.01, 0.0, 0.0, 0.0, 0.0))
+    assert model.prefill_tokens_within(0.1, StepLoad(0, 10, 1000), 0) > 1_000_000
 
 
-loads = st.builds(StepLoad, st.integers(0, 16_384), st.integers(0, 1024), st.integers(0, 2_000_000))
+@pytest.mark.parametrize("pause", [5.0, 60.0])
+def test_a_pause_of_the_host_does_not_stretch_what_counts_as_usual(pause: float) -> None:
+    model, load = trained(1000), StepLoad(0, 10, 10_000)
+    before = model.predict(load)
+    model.observe(load, pause)
+    for _ in range(120):
+        model.observe(load, duration(load))
+    assert abs(model.predict(load) - before) < 0.0005
+
+
+def test_the_error_of_a_good_fit_is_known_by_the_time_it_is_trusted() -> None:
+    assert trained(500, noise=0.0007).error_p95_seconds < 0.004
+
+
+loads = st.builds(
+    StepLoad, st.integers(0, 16_384), st.integers(0, 1024), st.integers(0, 2_000_000), st.floats(0, 1e9)
+)
 
 
 @settings(max_examples=60, derandomize=True, database=None, deadline=None)
@@ -129,8 +154,8 @@ def test_whatever_was_seen_more_work_never_looks_shorter(
     larger = StepLoad(*(a + b for a, b in zip(load, more, strict=True)))
     assert 0 <= model.predict(load) <= model.predict(larger)
     assert model.error_p95_seconds >= 0
-    assert model.prefill_tokens_within(0.1, load.decodes, load.kv_tokens) >= 0
+    assert model.prefill_tokens_within(0.1, load, 1000) >= 0
 
 
 def vars_of(c: StepCoefficients) -> tuple[float, ...]:
-    return c.fixed, c.per_prefill_token, c.per_decode, c.per_kv_token
+    return c.fixed, c.per_prefill_token, c.per_decode, c.per_kv_token, c.per_attention

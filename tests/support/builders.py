@@ -26,7 +26,7 @@ def make_request(
     request_class: RequestClass = RELAXED,
     size_bytes: int = 0,
 ) -> Request:
-    return Request(request_id, prompt_tokens, model, max_tokens, request_class, size_bytes)
+    return Request(request_id, prompt_tokens, model, max_tokens, request_class, size_bytes=size_bytes)
 
 
 def make_limits(token_budget: int = 512, max_num_seqs: int = 128, kv_tokens: int | None = None) -> EngineLimits:

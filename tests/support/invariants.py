@@ -44,10 +44,10 @@ def check_engine(engine: EngineBelief) -> None:
     assert not prefills.keys() & streams.keys(), "a request is in exactly one of prefills, streams"
     assert engine.outstanding == len(prefills) + len(streams)
     assert engine.decodes == len(streams)
-    assert all(0 <= p.remaining <= p.prompt_tokens for p in prefills.values())
+    assert all(0 <= p.remaining <= p.context for p in prefills.values())
     assert engine.backlog == sum(p.remaining for p in prefills.values()) >= 0
     contexts = sum(s.context for s in streams.values())
-    assert engine.kv_tokens == sum(p.prompt_tokens for p in prefills.values()) + contexts >= 0
+    assert engine.kv_tokens == sum(p.context for p in prefills.values()) + contexts >= 0
     assert engine.step_seconds > 0
     assert 1 <= engine.prefill_budget <= engine.limits.token_budget
 

@@ -13,9 +13,10 @@ from scripted_engine import ScriptedEngine
 
 from proxy.config import Settings
 from proxy.core.scheduler import Scheduler
-from proxy.server.app import PROXY, create_app
+from proxy.server.app import PROXY, LimitsOf, create_app
 from proxy.server.driver import Driver
 from proxy.telemetry.tracing import Tracing
+from proxy.upstream.probe import Prober
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -55,6 +56,10 @@ class LiveProxy:
         return self.driver.scheduler
 
     @property
+    def prober(self) -> Prober:
+        return self.app[PROXY].prober
+
+    @property
     def upstream_connections(self) -> int:
         """Connections to engines that a request holds."""
         connector = self.app[PROXY].client._session.connector
@@ -72,12 +77,14 @@ class LiveProxy:
         async with self.post(path, body, **more) as response:
             return response.status, await response.read()
 
+    def exposition(self) -> str:
+        return self.app[PROXY].metrics.exposition().decode()
+
     def samples(self, name: str) -> dict[tuple[str, ...], float]:
         """Samples of a metric by the values of their labels, in the order of the labels' names."""
-        text = self.app[PROXY].metrics.exposition().decode()
         return {
             tuple(value for _, value in sorted(sample.labels.items())): sample.value
-            for family in text_string_to_metric_families(text)
+            for family in text_string_to_metric_families(self.exposition())
             for sample in family.samples
             if sample.name == name
         }
@@ -120,13 +127,12 @@ class LiveProxy:
 
 @asynccontextmanager
 async def live_proxy(
-    *engines: ScriptedEngine | str, tracing: Tracing | None = None, **settings: Any
+    *engines: ScriptedEngine | str, tracing: Tracing | None = None, limits: LimitsOf | None = None, **settings: Any
 ) -> AsyncIterator[LiveProxy]:
     """Serve in front of ``engines``; at the end nothing may be held for any request."""
     urls = tuple(engine if isinstance(engine, str) else engine.url for engine in engines)
-    app = create_app(
-        Settings(engines=urls, **{"probe_interval_seconds": NO_PROBES, **settings}), tracing=tracing
-    )
+    configured = Settings(engines=urls, **{"probe_interval_seconds": NO_PROBES, **settings})
+    app = create_app(configured, limits=limits, tracing=tracing)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
     try:

@@ -153,7 +153,7 @@ class ScriptedEngine:
 
     async def start(self) -> None:
         """Listen, on the same port as before if it has been stopped."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, backlog=1024)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -165,7 +165,7 @@ class ScriptedEngine:
             reset(writer)
         for script in tuple(self._scripts):
             script.cancel()
-        while self._scripts or self._connections:
+        while self._scripts or self._connections:  # noqa: ASYNC110 - some turns of the loop, and no time
             await asyncio.sleep(0)
         if self._errors:
             raise self._errors[0]
@@ -175,6 +175,9 @@ class ScriptedEngine:
         await call.answer(json.dumps({"object": "list", "data": entries}).encode())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._server is None:  # accepted just before the stop
+            reset(writer)
+            return
         self._connections.add(writer)
         gone = asyncio.Event()
         try:

@@ -2,7 +2,6 @@
 
 import asyncio
 import selectors
-from asyncio import events
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from heapq import heappush
@@ -49,7 +48,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._moving = _Selector()
         super().__init__(self._moving)
-        self._moving.next_timer = lambda: self._timers[0].when()
+        self._moving.next_timer = self._next_timer
         self._numbers = count()
 
     @property
@@ -57,10 +56,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         timers: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
         return timers
 
+    def _next_timer(self) -> float:
+        return self._timers[0].when()
+
     def time(self) -> float:
         return self._moving.now
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         self._check_closed()  # type: ignore[attr-defined]
