@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -53,7 +54,8 @@ async def serve(settings: Settings) -> None:
             )
             stack.push_async_callback(stop_engines, engines)
             settings = settings.model_copy(update={"engines": tuple(engine.url for engine in engines)})
-            simulated = limits_of(config)
+            # Over HTTP the simulated engines have no prefix cache, so there is nothing to send ahead.
+            simulated = replace(limits_of(config), caches_prefixes=False)
         app = create_app(settings, limits=None if simulated is None else lambda _: simulated)
         runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS, tcp_keepalive=True

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from proxy.core.admission import GateConfig
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
 from proxy.core.scheduler import SchedulerConfig
+from proxy.core.tiles import TileConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +37,12 @@ class Policy:
     name: str
     summary: str
     scheduler: Callable[[PolicyOptions], SchedulerConfig | None]
+    token_budget: int | None = None
+    """Token budget of the engines where the policy wants another than the rest of the study has."""
 
+
+_TILES_BUDGET = 8192
+"""More than any tile: the proxy sizes the steps, not the engine."""
 
 POLICIES = {
     policy.name: policy
@@ -46,6 +52,20 @@ POLICIES = {
             "gate",
             "the proxy: the shortest waiting prompt first, and each counts for less the longer it waits",
             lambda o: SchedulerConfig(ordering=shortest_prompt_first(o.aging_seconds), gate=o.gate()),
+        ),
+        Policy(
+            "tiles",
+            f"the proxy sends prompts ahead in tiles, one per step (engine budget {_TILES_BUDGET}; experimental)",
+            lambda o: SchedulerConfig(
+                ordering=shortest_prompt_first(o.aging_seconds), gate=o.gate(), tiles=TileConfig()
+            ),
+            _TILES_BUDGET,
+        ),
+        Policy(
+            "fcfs-large",
+            f"no proxy over engines as tiles has them (budget {_TILES_BUDGET}): what such steps do to streams",
+            lambda _: None,
+            _TILES_BUDGET,
         ),
         Policy(
             "gate-fcfs",

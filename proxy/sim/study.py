@@ -7,7 +7,7 @@ taken of the ratios, not the ratio of the medians: most of what differs from see
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -76,13 +76,17 @@ def perform(task: RunTask) -> RunFigures:
 
     ``decisions_sha256`` is taken over the lines of ``core.actions.describe``; ``None`` where no proxy decides.
     """
-    scheduler = find_policy(task.policy).scheduler(task.options)
+    policy, simulation = find_policy(task.policy), task.simulation
+    scheduler = policy.scheduler(task.options)
+    if policy.token_budget is not None:
+        engine = replace(simulation.engine, token_budget=policy.token_budget)
+        simulation = replace(simulation, engine=engine)
     decisions = hashlib.sha256()
 
     def log(action: Action, now: float) -> None:
         decisions.update(f"{describe(action, now)}\n".encode())
 
-    result = simulate(task.workload, task.simulation, scheduler, log)
+    result = simulate(task.workload, simulation, scheduler, log)
     return {
         "policy": task.policy,
         "rate": task.rate,

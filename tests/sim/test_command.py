@@ -111,7 +111,7 @@ def test_rows_left_out_of_a_trace_are_told(simulate: Simulate, tmp_path: Path) -
     ("argv", "message"),
     [
         (["--trace", "nowhere.csv"], "cannot read the trace 'nowhere.csv'"),
-        (["--class", "a:0.5"], "the shares of the classes must add up to 1"),
+        (["--class", "a:0.5"], "must not be negative and add up to 1"),
         (["--class", "a:0.5", "--class", "a:0.5"], "--class: two classes have the same name"),
         (["--token-budget", "64"], "the token budget must hold one token of every sequence"),
     ],

@@ -57,7 +57,7 @@ def test_lists_and_classes_are_read_in_order(parse: Parse) -> None:
         (["--rate", "nan"], "'nan' is not a positive number"),
         (["--rate", "inf"], "'inf' is not a positive number"),
         (["--rate", "1,1.0"], "'1,1.0' has the same entry twice"),
-        (["--policy", "fcfs,spf"], "unknown policy 'spf'; there are fcfs, gate, gate-fcfs"),
+        (["--policy", "fcfs,spf"], "unknown policy 'spf'; there are fcfs, gate, tiles, fcfs-large, gate-fcfs"),
         (["--policy", ""], "the list is empty"),
         (["--seeds", "1,x"], "'x' is not a whole number"),
         (["--requests", "0"], "'0' is not a positive whole number"),

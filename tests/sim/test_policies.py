@@ -28,7 +28,7 @@ def test_gate_prefers_the_short_prompt_and_gate_fcfs_the_early_one() -> None:
 
 
 def test_unknown_policy_is_told_with_those_that_there_are() -> None:
-    with pytest.raises(ValueError, match=r"unknown policy 'spf'; there are fcfs, gate, gate-fcfs"):
+    with pytest.raises(ValueError, match=r"unknown policy 'spf'; there are fcfs, gate, tiles, fcfs-large, gate-fcfs"):
         find_policy("spf")
 
 
