@@ -181,7 +181,7 @@ class EngineBelief:
         load = self._load(lambda prefill: prefill.joins > self._step, self.prefill_budget)
         # What is in the step under way may decode in the next one, and has its context read there.
         load = load._replace(decodes=self.outstanding, kv_tokens=self._stream_context + self.backlog)
-        empty = self.model.predict(load._replace(prefill_tokens=0, attention=0.0))
+        empty = self.model.predict(load._replace(prefill_tokens=0, attention=0.0, prefills=0))
         seconds = min(seconds, knee * empty)
         fits = self.model.prefill_tokens_within(seconds, load, offset)
         return min(space, fits if untaken else max(fits, smallest))
@@ -297,13 +297,14 @@ class EngineBelief:
 
     def _load(self, part: Callable[[_Prefill], bool], budget: int) -> StepLoad:
         """What is in a step with the prefills that ``part`` chooses, up to the budget, beside all decodes."""
-        tokens, attention = 0, 0.0
+        tokens, attention, prefills = 0, 0.0, 0
         for prefill in self._prefills.values():
             if prefill.remaining and part(prefill):
                 worked_on = min(prefill.remaining, budget - tokens)
                 tokens += worked_on
+                prefills += worked_on > 0
                 attention += worked_on * (prefill.context - prefill.remaining + worked_on / 2)
-        return StepLoad(tokens, len(self._streams), self._stream_context, attention)
+        return StepLoad(tokens, len(self._streams), self._stream_context, attention, prefills)
 
     def _add_prefill(self, key: str, tokens: int, context: int, now: float, tbt_seconds: float | None = None) -> None:
         joins = self._step + 1

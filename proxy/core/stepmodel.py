@@ -1,6 +1,6 @@
 """How long an engine's next step will take, learnt from the steps that it has taken.
 
-``t = a + b * prefill + c * decodes + d * kv + e * attention`` (seconds): least squares over the past steps, older ones
+``t = a + b * prefill + c * decodes + d * kv + e * attention + f * prefills`` (seconds): least squares over the past steps, older ones
 counting less, with a prior that holds for whatever has not been seen. A step that took far longer than predicted (a
 pause of the host, a read that came late) says little about the engine, so residuals are weighted as Huber does. No
 coefficient is ever negative: more work never looks shorter.
@@ -23,25 +23,29 @@ class StepLoad(NamedTuple):
     """Summed context of the decodes."""
     attention: float = 0.0
     """Over the prompt tokens: how many tokens come before each of them, summed."""
+    prefills: int = 0
+    """Prompts, or slices of them, that the prompt tokens belong to: each is parsed and looked up in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCoefficients:
-    """Seconds: fixed, per prompt token, per decode, per token of KV cache read, per pair of prompt tokens attended."""
+    """Seconds: fixed, per prompt token, per decode, per token of KV cache read, per pair of prompt tokens attended, per
+    prompt or slice."""
 
     fixed: float
     per_prefill_token: float
     per_decode: float
     per_kv_token: float
     per_attention: float
+    per_prefill: float
 
 
-PRIOR = StepCoefficients(0.02, 5e-5, 5e-5, 1.5e-7, 2e-9)
+PRIOR = StepCoefficients(0.02, 5e-5, 5e-5, 1.5e-7, 2e-9, 1e-3)
 """A 7B model on a mid-range GPU: of use only until some hundred steps have been seen."""
 
 # Features are scaled to lie around one, which keeps the normal equations well conditioned.
-_SCALE = (1.0, 1e-3, 1e-2, 1e-5, 1e-6)
-_PRIOR_DEVIATION = (2e-2, 1e-1, 3e-2, 3e-2, 5e-3)
+_SCALE = (1.0, 1e-3, 1e-2, 1e-5, 1e-6, 1.0)
+_PRIOR_DEVIATION = (2e-2, 1e-1, 3e-2, 3e-2, 5e-3, 5e-3)
 """How far the scaled coefficients may lie from the prior's, in seconds."""
 _SIZE = len(_SCALE)
 _NOISE_SECONDS = 2e-3
@@ -89,14 +93,15 @@ class OnlineStepModel:
             + theta[2] * load[1] * _SCALE[2]
             + theta[3] * load[2] * _SCALE[3]
             + theta[4] * load[3] * _SCALE[4]
+            + theta[5] * load[4] * _SCALE[5]
         )
 
     def prefill_tokens_within(self, seconds: float, base: StepLoad, offset: int) -> int:
-        """Return how many further prompt tokens fit into a step for it to last at most ``seconds``; 0 if none.
+        """Return how many tokens of one more prompt fit into a step for it to last at most ``seconds``; 0 if none.
 
         ``base`` is what is in the step already; the tokens are those of one prompt after its first ``offset`` ones.
         """
-        spare = seconds - self.predict(base)
+        spare = seconds - self.predict(base._replace(prefills=base.prefills + 1))
         if spare <= 0:
             return 0
         # per_pair / 2 * x**2 + per_token * x = spare, in the form that also holds for per_pair = 0
@@ -107,7 +112,14 @@ class OnlineStepModel:
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         """Learn from a step whose content is known."""
-        x = (1.0, load[0] * _SCALE[1], load[1] * _SCALE[2], load[2] * _SCALE[3], load[3] * _SCALE[4])
+        x = (
+            1.0,
+            load[0] * _SCALE[1],
+            load[1] * _SCALE[2],
+            load[2] * _SCALE[3],
+            load[3] * _SCALE[4],
+            load[4] * _SCALE[5],
+        )
         residual = seconds - self.predict(load)
         self._residuals.append(residual)
         width = _HUBER_DEVIATIONS * max(_NOISE_SECONDS, self._error_median_seconds)
@@ -148,7 +160,7 @@ class OnlineStepModel:
 
 
 def _as_tuple(c: StepCoefficients) -> tuple[float, ...]:
-    return c.fixed, c.per_prefill_token, c.per_decode, c.per_kv_token, c.per_attention
+    return c.fixed, c.per_prefill_token, c.per_decode, c.per_kv_token, c.per_attention, c.per_prefill
 
 
 def _solve_positive_definite(matrix: list[list[float]], vector: list[float]) -> list[float]:
