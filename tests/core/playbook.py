@@ -15,6 +15,8 @@ from proxy.core.events import (
     EngineUp,
     Event,
     NotStarted,
+    SliceEnded,
+    Tokenized,
     TokensProduced,
 )
 from proxy.core.scheduler import Scheduler
@@ -55,6 +57,12 @@ class Play:
 
     def not_started(self, request_id: str, back_off_seconds: float = 1.0, *, at: float | None = None) -> list[str]:
         return self.handle(NotStarted(request_id, back_off_seconds), at)
+
+    def tokenized(self, request_id: str, prompt_tokens: int, *, at: float | None = None) -> list[str]:
+        return self.handle(Tokenized(request_id, prompt_tokens), at)
+
+    def slice_ended(self, request_id: str, tokens: int, *, cached: bool = True, at: float | None = None) -> list[str]:
+        return self.handle(SliceEnded(request_id, tokens, cached), at)
 
     def up(
         self, engine_id: str = "e0", *, at: float | None = None, models: tuple[str, ...] = (), **limits: Any

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 from builders import ONE_STEP as GATE
 from builders import make_engine
@@ -96,10 +94,22 @@ def test_a_prompt_larger_than_the_whole_cache_is_left_to_the_engine_to_refuse() 
     assert admits(engine, 1001, GATE, now=0.04)
 
 
+def test_a_prompt_larger_than_what_the_reserves_leave_waits_until_it_has_room_without_them() -> None:
+    engine = make_engine(kv_tokens=1000)
+    engine.release("decode", 500, 0.0)
+    engine.on_tokens("decode", 1, 0.03)
+    assert not admits(engine, 990, GATE, now=0.04)
+    engine.release("other", 1, 0.04)
+    engine.end("decode", 0.05)
+    assert admits(engine, 990, GATE, now=0.05)
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {"backlog_factor": 0.0},
+        {"backlog_factor": float("nan")},
+        {"feedback_seconds": float("inf")},
         {"backlog_factor": -1.0},
         {"feedback_seconds": -0.001},
         {"kv_growth_tokens": -1},

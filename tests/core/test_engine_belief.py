@@ -317,3 +317,85 @@ def test_while_a_stream_keeps_the_clock_the_belief_is_the_truth(
         assert belief.backlog == sum(s.known - s.computed for s in sequences if not s.decoding)
         assert belief.decodes == sum(s.decoding for s in sequences)
         assert belief.kv_tokens == sum(s.known for s in sequences)
+
+
+def test_a_stream_that_catches_up_in_several_reads_makes_no_steps() -> None:
+    engine = engine_with_streams("leader", "stalled")
+    engine.release("long", 10_000, 0.03)
+    for n in range(1, 11):
+        step(engine, 0.03 + n * 0.03, "leader")
+    before = engine.backlog
+    told = [engine.on_tokens("stalled", 1, 0.331) for _ in range(10)]
+    assert (told.count(True), engine.backlog) == (0, before)
+
+
+def test_when_the_leader_ends_a_preempted_heir_misses_at_most_one_step() -> None:
+    engine = engine_with_streams("leader", "victim")
+    for n in range(1, 21):
+        step(engine, 0.03 + n * 0.03, "leader")
+    for n in range(21, 26):
+        step(engine, 0.03 + n * 0.03, "victim", "leader")
+    engine.end("leader", 0.78)
+    assert [step(engine, 0.78 + n * 0.03, "victim")[0] for n in range(1, 6)].count(True) >= 4
+
+
+def test_the_time_in_which_a_preempted_stream_starts_over_is_no_step_time() -> None:
+    engine = engine_with_streams("leader", "victim")
+    for n in range(1, 11):
+        step(engine, 0.03 + n * 0.03, "leader")
+    engine.end("leader", 0.33)
+    for n in range(4):
+        step(engine, 5.0 + n * 0.03, "victim")
+    assert engine.step_seconds < 0.06
+
+
+# -- slices --
+
+
+def test_a_slice_is_backlog_until_a_step_has_worked_on_it_and_a_sequence_until_it_ends() -> None:
+    engine = engine_with_streams("a", token_budget=1000)
+    engine.release_slice("long", "long/128", 128, 0.04)
+    assert (engine.backlog, engine.untaken(), engine.outstanding, engine.sliced) == (128, 128, 2, 1)
+    step(engine, 0.06, "a")
+    assert (engine.backlog, engine.untaken()) == (128, 0), "it is in the step under way"
+    step(engine, 0.09, "a")
+    assert (engine.backlog, engine.outstanding) == (0, 2)
+    assert not engine.on_slice_end("long/128", 0.091)
+    assert (engine.outstanding, engine.held_tokens("long"), engine.decodes) == (1, 128, 1)
+
+
+def test_a_further_slice_and_the_rest_are_as_long_as_what_is_new_in_them() -> None:
+    engine = engine_with_streams("a", token_budget=1000)
+    used = engine.kv_tokens
+    engine.release_slice("long", "long/128", 128, 0.04)
+    engine.release_slice("long", "long/384", 384, 0.05)
+    assert (engine.backlog, engine.kv_tokens, engine.held_tokens("long")) == (384, used + 384, 384)
+    engine.release("long", 400, 0.055, 0.1)
+    assert (engine.backlog, engine.kv_tokens, engine.held_tokens("long"), engine.sliced) == (400, used + 400, 0, 0)
+    for tokens in (384, 128):  # in any order
+        engine.on_slice_end(f"long/{tokens}", 0.06)
+        check_engine(engine)
+    assert engine.backlog == 16
+    engine.end("long", 0.07)
+    assert (engine.backlog, engine.kv_tokens) == (0, used)
+
+
+def test_without_a_stream_the_end_of_a_slice_is_the_end_of_a_step() -> None:
+    engine = make_engine(token_budget=1000)
+    engine.release_slice("long", "long/128", 128, 0.0)
+    engine.release("next", 500, 0.01)
+    assert engine.on_slice_end("long/128", 0.03)
+    assert engine.untaken() == 0
+    assert not engine.on_slice_end("long/128", 0.04), "it is over already"
+
+
+def test_dropped_slices_give_back_their_kv_cache_at_once_and_their_backlog_when_they_end() -> None:
+    engine = engine_with_streams("a", token_budget=1000)
+    used = engine.kv_tokens
+    engine.release_slice("long", "long/128", 128, 0.04)
+    engine.drop_slices("long")
+    check_engine(engine)
+    assert (engine.kv_tokens, engine.backlog, engine.sliced) == (used, 128, 0)
+    engine.on_slice_end("long/128", 0.05)
+    engine.drop_slices("long")
+    assert (engine.kv_tokens, engine.backlog, engine.outstanding) == (used, 0, 1)

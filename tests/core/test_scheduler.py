@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from playbook import Play
 
 from proxy.core.actions import Reject
+from proxy.core.admission import GateConfig
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
 from proxy.core.scheduler import Scheduler, SchedulerConfig
 
@@ -642,3 +643,107 @@ def test_a_scheduler_is_usable_without_a_config_and_shows_itself() -> None:
 def test_rules_that_make_no_sense_are_refused(fields: dict[str, float]) -> None:
     with pytest.raises(ValueError):
         SchedulerConfig(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["queue_timeout_seconds", "max_wait_seconds", "no_engine_retry_seconds"])
+def test_durations_are_finite_numbers(name: str, seconds: float) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        SchedulerConfig(**{name: seconds})  # type: ignore[arg-type]
+
+
+# -- time that nobody tells of --
+
+
+def test_a_tick_at_the_deadline_is_not_too_early() -> None:
+    play = one_slot(queue_timeout_seconds=300.0)
+    play.arrive("a", at=906.13405)  # the sum with the timeout is no number of whole microseconds
+    deadline = play.scheduler.next_deadline()
+    assert deadline == pytest.approx(1206.13405)
+    assert play.tick(at=deadline) == ["reject a queue_timeout"]
+
+
+def test_a_prompt_released_after_a_silence_is_not_taken_for_done_at_once() -> None:
+    play = Play()
+    play.arrive("whole", 500)  # its answer is not streamed: no token ever
+    play.tick(at=0.03)
+    play.tick(at=10.0)
+    assert play.arrive("long", 8000, at=10.0) == ["dispatch long e0"]
+    assert play.arrive("next", 8000, at=10.0) == []
+    deadline = play.scheduler.next_deadline()
+    assert deadline is not None
+    assert deadline > 10.0
+    assert play.tick(at=10.001) == []
+
+
+def test_a_queue_of_nothing_does_not_refuse_what_starts_at_once_after_a_silence() -> None:
+    play = Play(max_queue_requests=0)
+    play.arrive("whole", 600)
+    assert play.arrive("next", 600, at=10.0) == ["dispatch next e0"]
+
+
+# -- queues are by the engines that serve a request --
+
+
+def test_a_head_without_a_place_does_not_block_a_request_without_model() -> None:
+    play = Play(engines={"x": ["a"], "y": []}, max_num_seqs=1)
+    play.arrive("b1", 10, model="b")
+    play.arrive("b2", 10, model="b")
+    assert play.arrive("any", 100) == ["dispatch any x"]
+
+
+def test_waiting_for_an_unlisted_model_is_refused_when_its_only_engine_goes_down() -> None:
+    play = Play(engines={"x": ["a"], "y": []}, max_num_seqs=1)
+    play.arrive("b1", 10, model="b")
+    play.arrive("b2", 10, model="b")
+    assert play.down("y") == ["reject b2 no_engine"]
+
+
+def test_models_learnt_after_the_arrival_leave_no_engine_idle() -> None:
+    play = Play(engines=["x", "y"], max_num_seqs=1)
+    for name in "123":
+        play.arrive(name, 10, model="a")
+    play.arrive("4", 100, model="b")
+    play.up("x", models=("a",), max_num_seqs=1)
+    play.up("y", models=("b",), max_num_seqs=1)
+    assert play.end("2") == ["dispatch 4 y"]
+
+
+def test_what_nobody_serves_any_more_is_refused() -> None:
+    play = Play(engines=["x"], max_num_seqs=1)
+    play.arrive("1", 10, model="a")
+    play.arrive("2", 10, model="b")
+    play.arrive("3", 1000, model="a")
+    assert play.up("x", models=("a",), max_num_seqs=1) == ["reject 2 unknown_model"]
+    assert play.end("1") == ["dispatch 3 x"]
+
+
+def test_a_queue_full_of_one_model_does_not_refuse_what_another_models_idle_engine_starts() -> None:
+    play = Play(engines={"x": ["a"], "y": ["b"]}, max_num_seqs=1, max_queue_requests=1)
+    play.arrive("a1", model="a")
+    play.arrive("a2", model="a")
+    assert play.arrive("b1", model="b") == ["dispatch b1 y"]
+
+
+def test_the_longest_allowed_wait_holds_between_queues() -> None:
+    play = Play(engines={"e0": ["a", "b"], "e1": ["a"]}, max_num_seqs=1, max_wait_seconds=5.0)
+    for name in ("busy", "other"):
+        play.arrive(name, 10, model="a")
+    play.arrive("old", 100_000, model="a", at=1.0)
+    play.arrive("fresh", 1, model="b", at=9.0)
+    assert play.end("busy", at=9.0) == ["dispatch old e0"]
+
+
+def test_a_long_prompt_is_not_starved_of_kv_cache_by_another_queues_short_ones() -> None:
+    gate = GateConfig(kv_growth_tokens=0, kv_watermark=0.0)
+    play = Play(engines={"e0": ["a", "b"], "e1": ["a"]}, kv_tokens=1000, max_wait_seconds=5.0, gate=gate)
+    play.arrive("s0", 300, model="b")
+    assert play.arrive("other", 900, model="a") == ["dispatch other e1"]
+    play.tokens("s0", at=0.03)
+    assert play.arrive("long", 800, model="a", at=0.1) == []
+    released: list[str] = []
+    for n in range(1, 12):
+        play.arrive(f"s{n}", 300, model="b", at=0.1 + n)
+        play.tokens(f"s{n}", at=0.1 + n)
+        released += play.end(f"s{n - 1}", at=0.1 + n)
+    assert "dispatch long e0" in released

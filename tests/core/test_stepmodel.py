@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from proxy.core.stepmodel import PRIOR, OnlineStepModel, StepCoefficients, StepLoad
 
-TRUTH = StepCoefficients(0.0105, 7.0e-5, 4e-5, 1.37e-7, 3e-9)
+TRUTH = StepCoefficients(0.0105, 7.0e-5, 4e-5, 1.37e-7, 3e-9, 8e-4)
 
 
 def duration(load: StepLoad, of: StepCoefficients = TRUTH) -> float:
@@ -17,6 +17,7 @@ def duration(load: StepLoad, of: StepCoefficients = TRUTH) -> float:
         + of.per_decode * load.decodes
         + of.per_kv_token * load.kv_tokens
         + of.per_attention * load.attention
+        + of.per_prefill * load.prefills
     )
 
 
@@ -25,7 +26,8 @@ def random_load(rng: random.Random) -> StepLoad:
     decodes = rng.randrange(1, 128)
     tokens = rng.choice([0, 512 - decodes])
     attention = float(tokens * rng.randrange(256, 6000))
-    return StepLoad(tokens, decodes, decodes * rng.randrange(200, 3000), attention)
+    prefills = rng.randrange(1, 6) if tokens else 0
+    return StepLoad(tokens, decodes, decodes * rng.randrange(200, 3000), attention, prefills)
 
 
 def trained(steps: int, *, noise: float = 0.0, hiccups: float = 0.0, seed: int = 0) -> OnlineStepModel:
@@ -65,9 +67,24 @@ def test_a_model_is_trusted_after_some_hundred_steps() -> None:
     assert trained(200).trusted
 
 
+def test_one_late_step_moves_nothing() -> None:
+    model, load = trained(1000), StepLoad(0, 10, 10_000)
+    before = model.predict(load)
+    model.observe(load, 5.0)
+    for _ in range(7):
+        model.observe(load, before)
+    assert abs(model.predict(load) - before) < 0.0005
+
+
+def test_what_each_slice_costs_is_told_from_what_its_tokens_cost() -> None:
+    model = trained(2000)
+    one, eight = StepLoad(400, 20, 20_000, 1e5, 1), StepLoad(400, 20, 20_000, 1e5, 8)
+    assert model.predict(eight) - model.predict(one) == pytest.approx(7 * TRUTH.per_prefill, rel=0.1)
+
+
 def test_a_changed_engine_is_learnt_anew() -> None:
     model = trained(2000)
-    slower = StepCoefficients(0.03, 1.5e-4, 1e-4, 2e-7, 5e-9)
+    slower = StepCoefficients(0.03, 1.5e-4, 1e-4, 2e-7, 5e-9, 2e-3)
     rng = random.Random(5)
     for _ in range(6000):
         load = random_load(rng)
@@ -110,7 +127,8 @@ def test_the_prompt_tokens_within_a_time_are_the_most_that_keep_it(seconds: floa
 
 def with_tokens(base: StepLoad, tokens: int, offset: int) -> StepLoad:
     attention = base.attention + tokens * (offset + tokens / 2)
-    return base._replace(prefill_tokens=base.prefill_tokens + tokens, attention=attention)
+    tokens += base.prefill_tokens
+    return base._replace(prefill_tokens=tokens, attention=attention, prefills=base.prefills + 1)
 
 
 def test_no_prompt_token_fits_where_the_decodes_alone_take_too_long() -> None:
@@ -119,7 +137,7 @@ def test_no_prompt_token_fits_where_the_decodes_alone_take_too_long() -> None:
 
 
 def test_where_prompt_tokens_seem_to_cost_nothing_any_number_fits() -> None:
-    model = OnlineStepModel(StepCoefficients(0.01, 0.0, 0.0, 0.0, 0.0))
+    model = OnlineStepModel(StepCoefficients(0.01, 0.0, 0.0, 0.0, 0.0, 0.0))
     assert model.prefill_tokens_within(0.1, StepLoad(0, 10, 1000), 0) > 1_000_000
 
 
@@ -138,7 +156,12 @@ def test_the_error_of_a_good_fit_is_known_by_the_time_it_is_trusted() -> None:
 
 
 loads = st.builds(
-    StepLoad, st.integers(0, 16_384), st.integers(0, 1024), st.integers(0, 2_000_000), st.floats(0, 1e9)
+    StepLoad,
+    st.integers(0, 16_384),
+    st.integers(0, 1024),
+    st.integers(0, 2_000_000),
+    st.floats(0, 1e9),
+    st.integers(0, 50),
 )
 
 
@@ -151,11 +174,11 @@ def test_whatever_was_seen_more_work_never_looks_shorter(
     for content, seconds in observed:
         model.observe(content, seconds)
     assert all(isfinite(c) and c >= 0 for c in vars_of(model.coefficients))
-    larger = StepLoad(*(a + b for a, b in zip(load, more, strict=True)))
+    larger = StepLoad(*(a + b for a, b in zip(load, more, strict=True)))  # type: ignore[arg-type]
     assert 0 <= model.predict(load) <= model.predict(larger)
     assert model.error_p95_seconds >= 0
     assert model.prefill_tokens_within(0.1, load, 1000) >= 0
 
 
 def vars_of(c: StepCoefficients) -> tuple[float, ...]:
-    return c.fixed, c.per_prefill_token, c.per_decode, c.per_kv_token, c.per_attention
+    return c.fixed, c.per_prefill_token, c.per_decode, c.per_kv_token, c.per_attention, c.per_prefill

@@ -441,15 +441,120 @@ def test_an_engine_shows_what_it_does() -> None:
     assert repr(engine) == "<SimulatedEngine running=1 waiting=1 kv=32>"
 
 
+# -- prefix cache --
+
+
+def run_alone(engine: SimulatedEngine, name: str, prompt: int, output: int = 1, content: str | None = None) -> int:
+    """Run one sequence to its end and return how many prompt tokens it took to compute it."""
+    engine.add(name, prompt, output, content)
+    before = engine.prompt_tokens
+    finish_all(engine)
+    return engine.prompt_tokens - before
+
+
+def cached(engine: SimulatedEngine) -> dict[str, int]:
+    """Cached blocks by content, least recently used first; their sum is what the engine thinks."""
+    assert sum(engine._cache.values()) == engine._cached_blocks <= engine._free_blocks
+    assert 0 not in engine._cache.values()
+    return dict(engine._cache)
+
+
+def test_a_longer_prompt_of_the_same_content_finds_the_whole_blocks_of_the_shorter_one() -> None:
+    engine = make_engine(block_size=16)
+    assert run_alone(engine, "p1", 100, content="c") == 100
+    assert run_alone(engine, "p2", 200, content="c") == 200 - 96
+    assert run_alone(engine, "p3", 200, content="c") == 200 - 192
+    assert cached(engine) == {"c": 12}
+
+
+def test_other_contents_and_prompts_without_any_find_nothing() -> None:
+    engine = make_engine()
+    run_alone(engine, "a", 100, content="c")
+    assert run_alone(engine, "b", 100, content="d") == 100
+    assert run_alone(engine, "c", 100) == 100
+    assert run_alone(engine, "d", 100) == 100
+    assert cached(engine) == {"c": 6, "d": 6}
+
+
+@pytest.mark.parametrize(("prompt", "computed"), [(96, 16), (97, 1), (64, 16), (1, 1), (16, 16), (17, 1)])
+def test_the_last_token_is_always_computed(prompt: int, computed: int) -> None:
+    engine = make_engine(block_size=16)
+    run_alone(engine, "first", 96, content="c")
+    assert run_alone(engine, "second", prompt, content="c") == computed
+
+
+def test_generated_tokens_are_not_cached() -> None:
+    engine = make_engine(block_size=16)
+    run_alone(engine, "a", 20, 100, content="c")
+    assert cached(engine) == {"c": 1}
+
+
+def test_a_shorter_prompt_of_the_same_content_loses_the_engine_no_block() -> None:
+    engine = make_engine(block_size=16, kv_tokens=1600)
+    run_alone(engine, "long", 160, content="c")
+    run_alone(engine, "short", 33, content="c")
+    assert engine._free_blocks == 100
+    assert 2 <= cached(engine)["c"] <= 10
+
+
+def test_slices_of_a_prompt_cost_as_many_tokens_as_the_prompt() -> None:
+    engine = make_engine(block_size=16)
+    ends = [128, 256, 400, 512, 600]
+    assert sum(run_alone(engine, str(end), end, content="c") for end in ends) == 600
+
+
+def test_an_aborted_prompt_leaves_what_it_has_computed() -> None:
+    engine = make_engine(token_budget=128, max_num_seqs=8)
+    engine.add("a", 1000, 1, "c")
+    step(engine)
+    begin(engine)
+    engine.abort("a")
+    engine.finish_step()
+    assert cached(engine) == {"c": 8}, "its share of the step under way is lost"
+    assert engine.kv_tokens_used == 0
+
+
+def test_cached_blocks_are_free_for_others() -> None:
+    engine = make_engine(kv_tokens=160)
+    run_alone(engine, "a", 150, content="c")
+    assert engine.kv_tokens_used == 0
+    assert run_alone(engine, "b", 150, content="d") == 150
+    assert cached(engine) == {"d": 9}
+
+
+def test_under_pressure_the_least_recently_used_prompt_loses_its_end_first() -> None:
+    engine = make_engine(kv_tokens=320)  # 20 blocks
+    for name in ("old", "young"):
+        run_alone(engine, name, 96, content=name)  # 6 blocks each
+    run_alone(engine, "again", 97, content="old")
+    assert [*cached(engine)] == ["young", "old"]
+    run_alone(engine, "other", 12 * 16)  # 8 blocks are empty, so it overwrites 4
+    assert cached(engine) == {"young": 2, "old": 6}
+    assert run_alone(engine, "young 2", 96, content="young") == 96 - 32
+    run_alone(engine, "large", 20 * 16 - 1)
+    assert cached(engine) == {}
+
+
+def test_a_preempted_sequence_finds_its_own_prompt_again_if_nobody_has_overwritten_it() -> None:
+    engine = make_engine(kv_tokens=160, token_budget=64, max_num_seqs=4)
+    engine.add("old", 60, 40, "c")
+    engine.add("young", 48, 30, "d")
+    tokens = finish_all(engine)
+    assert engine.preemptions > 0
+    assert tokens == {"old": 40, "young": 30}
+    assert cached(engine) == {"c": 3, "d": 3}
+
+
 # -- any load --
 
-Load = Sequence[tuple[int, int, int, int | None]]
+Load = Sequence[tuple[int, int, int, int | None, str | None]]
 loads = st.lists(
     st.tuples(
         st.integers(0, 30),  # the step before which it comes
         st.integers(1, 150),  # prompt tokens
         st.integers(1, 40),  # output tokens
         st.one_of(st.none(), st.none(), st.integers(0, 40)),  # how many steps later it is aborted, within a step
+        st.sampled_from([None, "c", "d"]),  # content
     ),
     min_size=1,
     max_size=25,
@@ -475,19 +580,21 @@ def test_every_sequence_makes_its_tokens_and_every_block_comes_back(
     ended: set[str] = set()
     aborted: set[str] = set()
     for number in range(10_000):
-        for i, (when, prompt, output, _) in enumerate(load):
+        for i, (when, prompt, output, _, content) in enumerate(load):
             if when == number:
-                engine.add(str(i), prompt, output)
+                engine.add(str(i), prompt, output, content)
         batch = begin(engine)
         assert sum(batch.values()) <= token_budget
         assert len(batch) <= engine.running <= max_num_seqs
         assert all(tokens >= 1 for tokens in batch.values())
         held = sum(s.blocks for s in engine._running.values())
+        assert held + engine._free_blocks == engine.config.blocks, "each block is in use or free"
+        cached(engine)  # of the free ones, some are cached
         assert engine.kv_tokens_used == held * block_size <= total
         for sequence in engine._running.values():
             needed = sequence.computed + batch.get(sequence.id, 0)
             assert needed <= sequence.blocks * block_size < needed + block_size
-        for i, (when, _, _, later) in enumerate(load):
+        for i, (when, _, _, later, _) in enumerate(load):
             if later is not None and when + later == number and str(i) not in ended:
                 engine.abort(str(i))
                 aborted.add(str(i))
@@ -504,7 +611,7 @@ def test_every_sequence_makes_its_tokens_and_every_block_comes_back(
     assert (engine.running, engine.waiting, engine.kv_tokens_used) == (0, 0, 0)
     assert engine.generation_tokens == made.total()
     assert ended | aborted == {str(i) for i in range(len(load))}
-    for i, (_, _, output, _) in enumerate(load):
+    for i, (_, _, output, _, _) in enumerate(load):
         assert made[str(i)] == output if str(i) in ended else made[str(i)] < output
-    if not engine.preemptions and not aborted:
-        assert engine.prompt_tokens == sum(prompt for _, prompt, _, _ in load)
+    if not engine.preemptions and not aborted and not any(content for *_, content in load):
+        assert engine.prompt_tokens == sum(prompt for _, prompt, *_ in load)

@@ -2,23 +2,25 @@ import hashlib
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from builders import make_scheduled
 from invariants import check_after_tick, check_records, check_scheduler
 
-from proxy.core.actions import Action, describe
+from proxy.core.actions import Action, Dispatch, Slice, describe
 from proxy.core.engine import EngineLimits
 from proxy.core.events import Event
 from proxy.core.ordering import first_come_first_served
 from proxy.core.request import RELAXED, STRICT
 from proxy.core.scheduler import Scheduler, SchedulerConfig
+from proxy.core.tiles import TileConfig
 from proxy.sim.engine import EngineConfig, SimulatedEngine
 from proxy.sim.profiles import PROFILES, Profile
 from proxy.sim.records import RequestRecord
-from proxy.sim.simulator import SimulationConfig, SimulationResult, as_core_request, limits_of, simulate
+from proxy.sim.simulator import SimulationConfig, SimulationResult, _Engine, as_core_request, limits_of, simulate
 from proxy.sim.workload import ScheduledRequest, draw_workload, sharegpt_like
 
 TRACE = sharegpt_like(2000)
@@ -302,9 +304,116 @@ def test_the_scheduler_is_told_of_a_request_what_the_engine_gets() -> None:
 
 def test_the_proxy_is_configured_with_the_engines_own_limits() -> None:
     limits = limits_of(small_engine(1005, token_budget=256, max_num_seqs=32))
-    assert limits == EngineLimits(256, 32, 992)
+    assert limits == EngineLimits(256, 32, 992, block_tokens=16, caches_prefixes=True)
     assert SimulatedEngine(small_engine(1005)).config.blocks * 16 == limits.kv_tokens
 
 
 def test_an_empty_workload_is_over_at_once() -> None:
     assert simulate([], ONE_ENGINE, SchedulerConfig()).records == []
+
+
+# -- refusals of the engine --
+
+
+@pytest.mark.parametrize("rules", [SchedulerConfig(), SchedulerConfig(tiles=TileConfig()), None])
+def test_a_prompt_longer_than_the_kv_cache_is_refused_and_the_others_are_served(rules: SchedulerConfig | None) -> None:
+    requests = [make_scheduled(0, 0.0, 50, 60), make_scheduled(1, 0.1, 300_000, 1), make_scheduled(2, 0.2, 50, 5)]
+    records = simulate(requests, ONE_ENGINE, rules).records
+    assert [r.error for r in records] == [None, "too long", None]
+    check_records(records)
+
+
+# -- tiles --
+
+TILES = SchedulerConfig(tiles=TileConfig())
+LARGE_BUDGET = SimulationConfig(EngineConfig(token_budget=8192))
+
+
+def test_one_seed_gives_one_decision_log_with_tiles_too() -> None:
+    one, again, other = (
+        decisions(workload(requests=80, seed=seed), LARGE_BUDGET, tiles=TileConfig()) for seed in (1, 1, 2)
+    )
+    assert one == again
+    assert one != other
+    assert sum(" slice " in line for line in one) > 20
+    assert sum(" dispatch " in line for line in one) == 80
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LARGE_BUDGET,
+        SimulationConfig(EngineConfig(token_budget=2048), engines=2),
+        SimulationConfig(small_engine(12_000, token_budget=8192)),
+        SimulationConfig(EngineConfig(token_budget=8192, block_size=128), network_seconds=0.02),
+    ],
+    ids=["large budget", "two engines", "small KV cache", "far away"],
+)
+def test_every_request_has_its_own_tokens_and_nothing_is_left(watched: list[Watched], config: SimulationConfig) -> None:
+    result = simulate(workload(rate=2.0, requests=60), config, TILES)
+    check_records(result.records)
+    assert all(r.completed for r in result.records)
+    (scheduler,) = watched
+    assert (scheduler.waiting, scheduler.dispatched, len(scheduler._sliced)) == (0, 0, 0)
+    assert all((e.backlog, e.kv_tokens, e.sliced) == (0, 0, 0) for e in scheduler.engines)
+
+
+def test_slices_grow_and_the_rest_goes_last_to_the_same_engine() -> None:
+    sent: dict[str, list[tuple[str, float]]] = {}
+
+    def note(action: Action, _: float) -> None:
+        assert isinstance(action, Slice | Dispatch)
+        upto = action.tokens if isinstance(action, Slice) else float("inf")
+        sent.setdefault(action.request_id, []).append((action.engine_id, upto))
+
+    simulate(workload(rate=3.0, requests=60), SimulationConfig(EngineConfig(token_budget=8192), 2), TILES, note)
+    assert any(len(pieces) > 2 for pieces in sent.values())
+    for pieces in sent.values():
+        assert len({engine for engine, _ in pieces}) == 1
+        assert all(a < b for (_, a), (_, b) in pairwise(pieces))
+        assert pieces[-1][1] == float("inf")
+
+
+def test_a_single_request_is_served_with_tiles_as_without_a_proxy() -> None:
+    for prompt in (10, 5000, 30_000):
+        requests = [make_scheduled(0, 0.0, prompt, 20)]
+        direct, tiled = (simulate(requests, LARGE_BUDGET, rules).records[0] for rules in (None, TILES))
+        assert times(direct) == times(tiled)
+
+
+class Timed(_Engine):
+    """A simulated engine that notes each step with a stream: how long it took and the tightest deadline in it."""
+
+    deadlines: ClassVar[dict[str, float | None]]
+    steps: ClassVar[list[tuple[float, float]]]
+
+    def _step(self) -> None:
+        before = self.busy_seconds
+        super()._step()
+        found = [self.deadlines.get(s.id) for s, _ in self.model._batch or () if s.decoding]
+        if known := [d for d in found if d is not None]:
+            self.steps.append((self.busy_seconds - before, min(known)))
+
+
+def test_tiles_keep_the_strictest_deadline_where_the_engine_alone_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.sim.simulator._Engine", Timed)
+    requests = workload(rate=1.5, requests=600)
+    Timed.deadlines = {str(r.index): r.request_class.tbt_seconds for r in requests}
+    late: list[float] = []
+    for rules in (TILES, None):
+        Timed.steps = []
+        check_records(simulate(requests, LARGE_BUDGET, rules).records)
+        strict = [seconds for seconds, deadline in Timed.steps if deadline == STRICT.tbt_seconds]
+        assert len(strict) > 1000
+        late.append(sum(seconds > 0.1 for seconds in strict) / len(strict))
+    tiled, direct = late
+    assert tiled < 0.03
+    assert direct > 0.03
+    assert direct > 10 * tiled
+
+
+def test_tiles_shorten_the_median_ttft_of_the_gate_at_no_strict_streams_expense() -> None:
+    requests = workload(rate=1.8, requests=200)
+    gated = simulate(requests, ONE_ENGINE, SchedulerConfig())
+    tiled = simulate(requests, LARGE_BUDGET, TILES)
+    assert median_ttft(tiled) < median_ttft(gated)

@@ -307,3 +307,36 @@ def test_a_file_that_is_not_there_is_an_error_that_names_the_built_in_trace(tmp_
     for path in (tmp_path / "missing.csv", tmp_path):
         with pytest.raises(TraceError, match=SHAREGPT_LIKE):
             load_trace(str(path))
+
+
+def test_a_name_that_no_file_can_have_is_an_error() -> None:
+    with pytest.raises(TraceError, match="cannot read"):
+        load_trace("a\0b")
+
+
+def test_a_field_of_a_csv_that_is_too_long_is_an_error(trace_file: Path) -> None:
+    trace_file.write_text("prompt_tokens,output_tokens,text\n1,2," + "x" * 200_000 + "\n")
+    with pytest.raises(TraceError, match="not a CSV of lengths"):
+        load_trace(str(trace_file))
+
+
+def test_a_turn_nested_too_deeply_is_left_out(trace_file: Path) -> None:
+    trace_file.write_text(json.dumps([{"conversations": ["[" * 100_000]}]))
+    with pytest.raises(TraceError, match="no assistant turn"):
+        load_trace(str(trace_file))
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf")])
+def test_a_rate_is_a_finite_number(rate: float) -> None:
+    with pytest.raises(ValueError, match="rate"):
+        draw(rate=rate)
+
+
+def test_a_negative_share_is_refused_even_if_all_add_up() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        draw_workload(SMALL, rate=1.0, requests=1, seed=0, classes=[ClassShare(RELAXED, 1.5), ClassShare(STRICT, -0.5)])
+
+
+def test_an_empty_trace_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        draw(trace=Trace("none", (), 0))

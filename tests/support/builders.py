@@ -24,13 +24,21 @@ def make_request(
     model: str = "",
     max_tokens: int | None = None,
     request_class: RequestClass = RELAXED,
+    sliceable: bool = False,
     size_bytes: int = 0,
 ) -> Request:
-    return Request(request_id, prompt_tokens, model, max_tokens, request_class, size_bytes=size_bytes)
+    return Request(request_id, prompt_tokens, model, max_tokens, request_class, sliceable, size_bytes)
 
 
-def make_limits(token_budget: int = 512, max_num_seqs: int = 128, kv_tokens: int | None = None) -> EngineLimits:
-    return EngineLimits(token_budget, max_num_seqs, kv_tokens)
+def make_limits(
+    token_budget: int = 512,
+    max_num_seqs: int = 128,
+    kv_tokens: int | None = None,
+    *,
+    block_tokens: int = 16,
+    caches_prefixes: bool = False,
+) -> EngineLimits:
+    return EngineLimits(token_budget, max_num_seqs, kv_tokens, block_tokens, caches_prefixes)
 
 
 def make_engine(
@@ -41,8 +49,11 @@ def make_engine(
     kv_tokens: int | None = None,
     models: Iterable[str] = ANY_MODEL,
     number: int = 0,
+    **more: Any,
 ) -> EngineBelief:
-    return EngineBelief(engine_id, make_limits(token_budget, max_num_seqs, kv_tokens), frozenset(models), number)
+    return EngineBelief(
+        engine_id, make_limits(token_budget, max_num_seqs, kv_tokens, **more), frozenset(models), number
+    )
 
 
 def make_scheduler(
@@ -51,12 +62,16 @@ def make_scheduler(
     token_budget: int = 512,
     max_num_seqs: int = 128,
     kv_tokens: int | None = None,
+    block_tokens: int = 16,
+    caches_prefixes: bool = False,
     **config: Any,
 ) -> Scheduler:
     """A scheduler whose ``engines`` (names, or names with the models that each serves) are up since time 0."""
     scheduler = Scheduler(SchedulerConfig(**{"gate": ONE_STEP, **config}))
     models = engines if isinstance(engines, Mapping) else dict.fromkeys(engines, ANY_MODEL)
-    limits = make_limits(token_budget, max_num_seqs, kv_tokens)
+    limits = make_limits(
+        token_budget, max_num_seqs, kv_tokens, block_tokens=block_tokens, caches_prefixes=caches_prefixes
+    )
     for engine_id, served in models.items():
         assert scheduler.handle(EngineUp(engine_id, limits, frozenset(served)), 0.0) == []
     return scheduler

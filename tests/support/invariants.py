@@ -30,13 +30,31 @@ def check_accounts(scheduler: Scheduler) -> None:
     assert scheduler.waiting == len(waiting)
     assert scheduler.waiting_bytes == sum(w.request.size_bytes for w in queued)
     assert scheduler.waiting_tokens == sum(w.request.prompt_tokens for w in queued)
-    assert (scheduler.next_deadline() is None) == (not waiting), "what waits can time out, so there is a deadline"
+    for servers, queue in scheduler._queues.items():
+        for w in queue:
+            serving = frozenset(e.id for e in scheduler.engines if e.serves(w.request.model))
+            assert scheduler._entries[w.request.id].queue == servers == serving, "a queue is of those who serve it"
 
-    dispatched = {i: e.engine for i, e in scheduler._entries.items() if e.engine is not None}
-    assert scheduler.dispatched == len(dispatched)
+    engaged = {i: e for i, e in scheduler._entries.items() if e.engine is not None}
+    sliced = {i: e for i, e in engaged.items() if e.sliced}
+    assert scheduler._sliced == sliced, "a request is waiting, sliced or dispatched"
+    if waiting:
+        assert scheduler.next_deadline() is not None, "what waits can time out, so there is a deadline"
+    if not waiting and not sliced:
+        assert scheduler.next_deadline() is None
+    assert scheduler.dispatched == len(engaged) - len(sliced) + sum(len(slices_of(e)) for e in scheduler.engines)
     for engine in scheduler.engines:
         check_engine(engine)
-        assert {i for i, at in dispatched.items() if at is engine} == {*engine._prefills, *engine._streams}
+        at_it = {i for i, e in engaged.items() if e.engine is engine}
+        assert at_it - sliced.keys() == {*engine._prefills, *engine._streams} - slices_of(engine)
+        assert at_it & sliced.keys() == engine._held.keys()
+        for request_id, held in engine._held.items():
+            assert 0 < held < engaged[request_id].waiting.request.prompt_tokens
+
+
+def slices_of(engine: EngineBelief) -> set[str]:
+    """Ids of the slices that are on their way; those of requests have no slash in tests."""
+    return {key for key in engine._prefills if "/" in key}
 
 
 def check_engine(engine: EngineBelief) -> None:
@@ -47,7 +65,13 @@ def check_engine(engine: EngineBelief) -> None:
     assert all(0 <= p.remaining <= p.context for p in prefills.values())
     assert engine.backlog == sum(p.remaining for p in prefills.values()) >= 0
     contexts = sum(s.context for s in streams.values())
-    assert engine.kv_tokens == sum(p.context for p in prefills.values()) + contexts >= 0
+    whole = sum(p.context for key, p in prefills.items() if key not in slices_of(engine))
+    # What a slice has cached is its request's, for as long as that is not over.
+    assert engine.kv_tokens == whole + sum(engine._held.values()) + contexts >= 0
+    assert engine.sliced == len(engine._held)
+    deadlines = [p.tbt_seconds for p in prefills.values()] + [s.tbt_seconds for s in streams.values()]
+    assert sorted(engine._deadlines.elements()) == sorted(d for d in deadlines if d is not None)
+    assert 0 <= engine.untaken() <= engine.backlog
     assert engine.step_seconds > 0
     assert 1 <= engine.prefill_budget <= engine.limits.token_budget
 
@@ -62,10 +86,14 @@ def check_work_conserving(scheduler: Scheduler, now: float) -> None:
     if deadline is None or deadline <= now:
         return  # nothing waits, or the shell still owes a tick
     for entry in scheduler._entries.values():
+        request = entry.waiting.request
         if entry.engine is None:
-            request = entry.waiting.request
             idle = [e for e in scheduler.engines if is_open(e, now) and not e.outstanding and e.serves(request.model)]
-            assert not idle, f"{request} waits while {idle} are idle"
+        else:
+            idle = (
+                [entry.engine] if entry.sliced and is_open(entry.engine, now) and not entry.engine.outstanding else []
+            )
+        assert not idle, f"{request} waits while {idle} are idle"
 
 
 def check_records(records: Iterable[RequestRecord]) -> None:

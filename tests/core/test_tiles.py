@@ -1,0 +1,500 @@
+"""Prompts in tiles: what is sent when, how large it is, and what becomes of it.
+
+The engine has 8192 tokens per step, so it is the deadline of a strict stream that bounds a tile, not the engine.
+"""
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from builders import make_engine
+from invariants import check_engine
+from playbook import Play
+
+from proxy.core.admission import GateConfig
+from proxy.core.engine import EngineBelief
+from proxy.core.ordering import first_come_first_served
+from proxy.core.request import RELAXED, STRICT, RequestClass
+from proxy.core.stepmodel import OnlineStepModel, StepLoad
+from proxy.core.tiles import TileConfig, next_piece
+
+GATE = GateConfig()
+SMALLEST = TileConfig(knee=1.000001)
+"""Every tile is just ``smallest_tokens``, 128: nothing more may be added to a step."""
+
+
+def trained() -> OnlineStepModel:
+    """What an engine's steps take, learnt from a thousand of them without noise."""
+    rng = random.Random(3)
+    model = OnlineStepModel()
+    for _ in range(1000):
+        prefills = rng.randrange(4)
+        tokens = rng.randrange(64, 2000) if prefills else 0
+        decodes = rng.randrange(1, 128)
+        load = StepLoad(tokens, decodes, decodes * rng.randrange(100, 3000), tokens * rng.randrange(4000), prefills)
+        seconds = 0.018 + 8e-5 * load.prefill_tokens + 5e-5 * load.decodes + 1.5e-7 * load.kv_tokens
+        model.observe(load, seconds + 3e-9 * load.attention + 5e-4 * load.prefills)
+    return model
+
+
+def stage(tiles: TileConfig | None = None, *, streaming: RequestClass = STRICT, **fields: Any) -> Play:
+    """An engine that caches prefixes, with one stream, ``s``, whose first token came at 0.03."""
+    tiles = tiles or TileConfig()
+    play = Play(**{"tiles": tiles, "token_budget": 8192, "caches_prefixes": True, "gate": GATE, **fields})
+    assert play.arrive("s", 16, request_class=streaming) == ["dispatch s e0"]
+    assert play.tokens("s", at=0.03) == []
+    play.engine().model = trained()
+    return play
+
+
+def cut(answers: list[str]) -> tuple[str, int]:
+    """The request and the end of the one slice that was sent."""
+    (answer,) = answers
+    kind, request_id, _, tokens = answer.split()
+    assert kind == "slice"
+    return request_id, int(tokens)
+
+
+def run_out(play: Play, name: str, sent: int, *, steps: int = 200) -> list[int]:
+    """Let step after step end until the prompt ``name`` has been sent whole; the ends of its slices."""
+    ends = [sent]
+    for n in range(1, steps):
+        now = 0.05 + n * 0.08
+        answers = play.tokens("s", at=now)
+        play.slice_ended(name, ends[-1])
+        if answers == [f"dispatch {name} e0"]:
+            return ends
+        ends.append(cut(answers)[1])
+    raise AssertionError("it never ends")
+
+
+# -- one tile per step --
+
+
+def test_the_next_tile_is_not_sent_before_the_step_has_ended() -> None:
+    play = stage()
+    _, first = cut(play.arrive("long", 5000, sliceable=True, at=0.04))
+    assert play.tick(at=0.045) == []
+    assert play.arrive("other", 5000, sliceable=True, at=0.05) == []
+    _, second = cut(play.tokens("s", at=0.06))
+    assert second > first
+    assert play.slice_ended("long", first, at=0.061) == []
+
+
+def test_two_tokens_of_one_step_send_one_tile() -> None:
+    play = stage()
+    play.arrive("t", 16, request_class=STRICT, at=0.031)
+    play.tokens("s", at=0.06)
+    play.tokens("t", at=0.06)
+    cut(play.arrive("long", 9000, sliceable=True, at=0.07))
+    for n in range(1, 6):
+        now = 0.07 + n * 0.08
+        assert len(play.tokens("s", at=now) + play.tokens("t", at=now + 0.0005)) == 1
+
+
+def test_a_tile_holds_the_ends_of_short_prompts_and_the_beginning_of_a_longer_one() -> None:
+    play = stage()
+    cut(play.arrive("first", 5000, sliceable=True, at=0.04))
+    for name, tokens in (("a", 60), ("b", 70), ("c", 4000)):
+        assert play.arrive(name, tokens, sliceable=True, at=0.041) == []
+    answers = play.tokens("s", at=0.08)
+    assert answers[:2] == ["dispatch a e0", "dispatch b e0"]
+    assert answers[2].startswith("slice c e0 ")
+    assert len(answers) == 3
+
+
+def test_who_comes_within_a_step_gets_what_is_left_of_the_tile() -> None:
+    play = stage()
+    engine = play.engine()
+    assert play.arrive("a", 200, sliceable=True, at=0.04) == ["dispatch a e0"]
+    left = engine.room(0, margin=0.03, knee=4.0, smallest=128)
+    assert 128 < left < 8192
+    name, tokens = cut(play.arrive("long", 5000, sliceable=True, at=0.045))
+    assert (name, tokens) == ("long", left // 16 * 16)
+    assert play.arrive("late", 3000, sliceable=True, at=0.046) == []
+
+
+def test_what_is_left_may_be_too_little_for_a_slice() -> None:
+    play = stage(SMALLEST)
+    assert play.arrive("a", 100, sliceable=True, at=0.04) == ["dispatch a e0"]
+    assert play.arrive("long", 5000, sliceable=True, at=0.045) == []
+
+
+def test_a_step_without_prompt_tokens_gets_the_smallest_tile_even_if_that_breaks_a_deadline() -> None:
+    play = stage(streaming=RequestClass("hasty", tbt_seconds=0.001))
+    assert cut(play.arrive("long", 5000, sliceable=True, at=0.04)) == ("long", 128)
+    assert cut(play.tokens("s", at=0.06)) == ("long", 256)
+
+
+def test_a_prompt_released_just_before_a_steps_end_counts_for_the_step_after() -> None:
+    late, early = stage(), stage()
+    for play, at in ((late, 0.0580), (early, 0.0500)):
+        cut(play.arrive("long", 5000, sliceable=True, at=at))
+    assert late.tokens("s", at=0.06) == [], "the tile was still on its way when the step began"
+    assert early.tokens("s", at=0.06) != []
+    assert late.tokens("s", at=0.12) != []
+
+
+# -- how large it is --
+
+
+def step_with(engine: EngineBelief, tokens: int, offset: int) -> float:
+    """How long the next step is predicted to take if ``tokens`` of one more prompt are in it."""
+    load = engine._load(lambda prefill: prefill.joins > engine._step, engine.prefill_budget)
+    load = load._replace(
+        prefill_tokens=load.prefill_tokens + tokens,
+        attention=load.attention + tokens * (offset + tokens / 2),
+        prefills=load.prefills + 1,
+        decodes=engine.decodes,
+        kv_tokens=engine._stream_context,
+    )
+    return engine.model.predict(load)
+
+
+@pytest.mark.parametrize("tbt_seconds", [0.05, 0.08, 0.1, 0.3])
+@pytest.mark.parametrize("offset", [0, 512, 16_000])
+def test_a_tile_keeps_the_deadline_of_a_stream_by_the_step_model(tbt_seconds: float, offset: int) -> None:
+    engine = make_engine(token_budget=8192, caches_prefixes=True)
+    engine.model = trained()
+    engine.release("s", 1000, 0.0, tbt_seconds)
+    engine.release("relaxed", 1000, 0.0, 5.0)
+    for name in ("s", "relaxed"):
+        engine.on_tokens(name, 1, 0.05)
+    tokens = engine.room(offset, margin=0.03, knee=1000.0, smallest=128)
+    assert tokens > 128
+    assert step_with(engine, tokens, offset) <= tbt_seconds
+    assert step_with(engine, tokens + 200, offset) > tbt_seconds * 0.95
+
+
+def test_a_tile_keeps_the_deadline_of_a_prompt_that_is_about_to_stream() -> None:
+    engine = make_engine(token_budget=8192, caches_prefixes=True)
+    engine.model = trained()
+    engine.release("s", 1000, 0.0, 0.5)
+    engine.on_tokens("s", 1, 0.03)
+    without = engine.room(0, margin=0.03, knee=1000.0, smallest=128)
+    engine.release("t", 50, 0.03, 0.1)
+    engine.on_tokens("s", 1, 0.06)
+    assert engine.untaken() == 0
+    assert engine.strictest_tbt_seconds == 0.1
+    tokens = engine.room(0, margin=0.03, knee=1000.0, smallest=128)
+    assert tokens < without
+    assert step_with(engine, tokens, 0) <= 0.1
+    engine.end("t", 0.07)
+    assert engine.strictest_tbt_seconds == 0.5
+
+
+def test_the_more_a_step_holds_the_less_is_added() -> None:
+    engine = make_engine(token_budget=8192, caches_prefixes=True)
+    engine.model = trained()
+    engine.release("s", 1000, 0.0, 0.1)
+    engine.on_tokens("s", 1, 0.03)
+    rooms = []
+    for n in range(6):
+        rooms.append(engine.room(0, margin=0.03, knee=1000.0, smallest=128))
+        engine.release(f"p{n}", 100, 0.03)
+    assert all(a - b >= 100 for a, b in pairwise(rooms)), rooms
+
+
+def test_a_step_is_not_stretched_beyond_the_knee() -> None:
+    engine = make_engine(token_budget=8192, caches_prefixes=True)
+    engine.model = trained()
+    engine.release("s", 1000, 0.0, 10.0)
+    engine.on_tokens("s", 1, 0.03)
+    rooms = [engine.room(0, margin=0.03, knee=knee, smallest=128) for knee in (2.0, 4.0, 8.0)]
+    empty = engine.model.predict(StepLoad(0, 1, 1001))
+    assert [round(step_with(engine, r, 0) / empty, 1) for r in rooms] == [2.0, 4.0, 8.0]
+
+
+def test_the_engines_own_budget_bounds_a_tile() -> None:
+    play = stage(token_budget=256, streaming=RequestClass("easy", tbt_seconds=5.0))
+    assert cut(play.arrive("long", 5000, sliceable=True, at=0.04)) == ("long", 255 // 16 * 16)
+
+
+@pytest.mark.parametrize("block_tokens", [1, 16, 32, 64, 128])
+def test_prefixes_end_on_block_boundaries_and_grow_by_the_smallest_tile_or_more(block_tokens: int) -> None:
+    play = stage(block_tokens=block_tokens)
+    ends = run_out(play, "long", cut(play.arrive("long", 20_001, sliceable=True, at=0.04))[1])
+    assert len(ends) > 5
+    assert all(end % block_tokens == 0 for end in ends)
+    assert all(b - a >= 128 for a, b in pairwise([0, *ends]))
+    assert ends[-1] < 20_001
+
+
+def test_slices_shrink_as_the_tokens_before_them_become_more() -> None:
+    play = stage()
+    ends = run_out(play, "long", cut(play.arrive("long", 12_000, sliceable=True, at=0.04))[1])
+    sizes = [b - a for a, b in pairwise([0, *ends])]
+    assert sizes[0] > sizes[len(sizes) // 2] > sizes[-1]
+
+
+# -- whole prompts --
+
+
+def test_an_idle_engine_gets_a_prompt_whole() -> None:
+    play = Play(tiles=TileConfig(), token_budget=512, caches_prefixes=True)
+    assert play.arrive("long", 50_000, sliceable=True, request_class=STRICT) == ["dispatch long e0"]
+
+
+def test_without_a_deadline_in_flight_a_prompt_goes_whole() -> None:
+    play = stage(streaming=RequestClass("any"))
+    assert play.arrive("long", 50_000, sliceable=True, at=0.04) == ["dispatch long e0"]
+    assert play.arrive("next", 50_000, sliceable=True, at=0.041) == [], "the next step is full already"
+
+
+def test_a_prompt_that_fits_the_tile_goes_whole() -> None:
+    assert stage().arrive("short", 130, sliceable=True, at=0.04) == ["dispatch short e0"]
+
+
+@pytest.mark.parametrize(("sliceable", "caches_prefixes"), [(False, True), (True, False), (False, False)])
+def test_what_cannot_be_sliced_goes_whole_into_a_step_without_other_prompts(
+    sliceable: bool, caches_prefixes: bool
+) -> None:
+    play = stage(caches_prefixes=caches_prefixes)
+    assert play.arrive("short", 50, at=0.04) == ["dispatch short e0"]
+    assert play.arrive("long", 5000, sliceable=sliceable, at=0.041) == []
+    assert play.tokens("s", at=0.08) == ["dispatch long e0"]
+
+
+def test_without_tiles_nothing_is_ever_sliced() -> None:
+    play = stage(tiles=None)
+    play.scheduler.config = type(play.scheduler.config)(gate=GATE)
+    assert play.arrive("long", 50_000, sliceable=True, at=0.04) == ["dispatch long e0"]
+
+
+# -- the order --
+
+
+def test_a_short_prompt_overtakes_a_long_one_half_way() -> None:
+    play = stage()
+    cut(play.arrive("long", 5000, sliceable=True, at=0.04))
+    play.arrive("short", 300, sliceable=True, at=0.05)
+    assert play.tokens("s", at=0.08)[0] == "dispatch short e0"
+
+
+def test_what_counts_is_what_is_left_of_a_prompt() -> None:
+    play = stage(SMALLEST)
+    assert cut(play.arrive("nearly", 640, sliceable=True, at=0.04)) == ("nearly", 128)
+    for n in range(1, 4):
+        assert cut(play.tokens("s", at=0.04 + n * 0.04)) == ("nearly", 128 + n * 128)
+    assert play.arrive("shorter", 500, sliceable=True, at=0.17) == []
+    assert play.tokens("s", at=0.2)[0] == "dispatch nearly e0", "128 tokens of it are left"
+
+
+def test_a_long_prompt_half_way_ages_until_no_short_one_overtakes_it() -> None:
+    play = stage(SMALLEST, max_wait_seconds=5.0)
+    cut(play.arrive("long", 3000, sliceable=True, at=0.04))
+    last = ("", 0)
+    for n in range(1, 200):
+        now = 0.04 + n * 0.08
+        play.arrive(f"n{n}", 129, sliceable=True, at=now - 0.03)
+        last = cut(play.tokens("s", at=now)) if now > 5.1 else last
+        if last[0]:
+            break
+        for answer in play.actions:
+            if answer.request_id != "long":
+                play.end(answer.request_id)
+    assert last[0] == "long"
+
+
+def test_in_order_of_arrival_the_long_prompt_is_finished_first() -> None:
+    play = stage(SMALLEST, ordering=first_come_first_served())
+    cut(play.arrive("long", 300, sliceable=True, at=0.04))
+    play.arrive("short", 100, sliceable=True, at=0.05)
+    assert cut(play.tokens("s", at=0.08)) == ("long", 256)
+
+
+def test_no_more_prompts_are_half_way_than_allowed() -> None:
+    play = stage(TileConfig(knee=1.000001, max_sliced=2))
+    tokens = 6400
+    for n in range(6):  # each newcomer is the shortest
+        play.arrive(f"p{n}", tokens, sliceable=True, at=0.04 + n * 0.08)
+        play.tokens("s", at=0.06 + n * 0.08)
+        tokens //= 2
+    engine = play.engine()
+    assert engine.sliced == 2
+    assert {*engine._held} == {"p0", "p1"}
+    for _ in range(3):
+        play.tokens("s", at=play.now + 0.08)
+        assert engine.sliced == 2
+    play.end("p1")
+    assert engine.sliced == 1
+    assert cut(play.tokens("s", at=play.now + 0.08))[0] == "p5"
+
+
+def test_a_prompt_goes_on_where_its_slices_are() -> None:
+    play = Play(tiles=SMALLEST, token_budget=8192, caches_prefixes=True, engines=("x", "y"), gate=GATE)
+    play.arrive("s", 16, request_class=STRICT)
+    play.arrive("t", 16, request_class=STRICT)
+    play.tokens("s", at=0.03)
+    play.tokens("t", at=0.03)
+    assert play.arrive("long", 600, sliceable=True, at=0.04) == ["slice long x 128"]
+    assert play.tokens("t", at=0.06) == []
+    assert play.tokens("s", at=0.06) == ["slice long x 256"]
+
+
+# -- the account --
+
+
+def account(play: Play) -> tuple[int, int, int, int]:
+    engine = play.engine()
+    return engine.outstanding, engine.backlog, engine.kv_tokens, engine.sliced
+
+
+def test_cached_tokens_are_counted_once() -> None:
+    play = stage(SMALLEST)
+    used = play.engine().kv_tokens
+    cut(play.arrive("long", 400, sliceable=True, at=0.04))
+    assert play.engine().kv_tokens == used + 128
+    cut(play.tokens("s", at=0.08))
+    assert play.engine().kv_tokens == used + 1 + 256
+    play.slice_ended("long", 128)
+    assert play.engine().kv_tokens == used + 1 + 256
+    cut(play.tokens("s", at=0.16))
+    assert play.tokens("s", at=0.24) == ["dispatch long e0"]
+    assert play.engine().kv_tokens == used + 3 + 400
+    play.slice_ended("long", 256)
+    play.slice_ended("long", 384)
+    play.tokens("long", at=0.32)
+    assert play.engine().kv_tokens == used + 3 + 401
+    play.end("long")
+    play.end("s")
+    assert account(play) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("slices", [1, 2, 3])
+@pytest.mark.parametrize("ended", [0, 1, 2])
+def test_a_client_that_leaves_between_slices_leaves_nothing_behind(slices: int, ended: int) -> None:
+    play = stage(SMALLEST)
+    ends = [cut(play.arrive("long", 600, sliceable=True, at=0.04))[1]]
+    ends += [cut(play.tokens("s", at=0.04 + n * 0.08))[1] for n in range(1, slices)]
+    for end in ends[:ended]:
+        ends.remove(end)
+        ends += [cut([answer])[1] for answer in play.slice_ended("long", end)]  # its step has ended: the next one
+    play.end("long")
+    assert account(play)[3] == 0
+    for end in ends:  # the aborts are told of later
+        play.slice_ended("long", end, cached=False)
+    play.end("s")
+    assert account(play) == (0, 0, 0, 0)
+    assert not play.scheduler._entries
+
+
+def test_an_engine_that_goes_down_half_way_gives_the_prompt_to_another() -> None:
+    play = Play(tiles=SMALLEST, token_budget=8192, caches_prefixes=True, engines=("x", "y"), gate=GATE)
+    play.arrive("s", 16, request_class=STRICT)
+    play.arrive("t", 16, request_class=STRICT)
+    play.tokens("s", at=0.03)
+    play.tokens("t", at=0.03)
+    assert play.arrive("long", 600, sliceable=True, at=0.04) == ["slice long x 128"]
+    assert play.tokens("s", at=0.08) == ["slice long x 256"]
+    assert play.down("x") == ["slice long y 128"]
+    assert [e.sliced for e in play.scheduler.engines] == [0, 1]
+    play.slice_ended("long", 256, cached=True)
+    for name in ("long", "s", "t"):
+        play.end(name)
+    play.slice_ended("long", 128)
+    play.slice_ended("long", 128)
+    assert all((e.outstanding, e.backlog, e.kv_tokens) == (0, 0, 0) for e in play.scheduler.engines)
+
+
+def test_the_only_engine_going_down_half_way_refuses_the_request() -> None:
+    play = stage(SMALLEST)
+    cut(play.arrive("long", 600, sliceable=True, at=0.04))
+    assert play.down() == ["reject long no_engine"]
+    play.slice_ended("long", 128, cached=False)
+    play.end("s")
+    assert account(play) == (0, 0, 0, 0)
+
+
+def test_a_request_that_was_not_started_after_its_slices_begins_anew() -> None:
+    play = stage(SMALLEST)
+    cut(play.arrive("long", 200, sliceable=True, at=0.04))
+    assert play.tokens("s", at=0.08) == ["dispatch long e0"]
+    play.slice_ended("long", 128)
+    assert play.not_started("long", 1.0, at=0.09) == []
+    assert play.scheduler.waiting == 1
+    assert account(play)[3] == 0
+    play.tokens("s", at=0.16)
+    assert cut(play.tick(at=1.09)) == ("long", 128)
+    play.end("long")
+    play.slice_ended("long", 128)
+    play.end("s")
+    assert account(play) == (0, 0, 0, 0)
+
+
+def test_slices_that_are_not_cached_are_given_up_for_the_whole_prompt() -> None:
+    play = stage(SMALLEST)
+    cut(play.arrive("long", 600, sliceable=True, at=0.04))
+    cut(play.tokens("s", at=0.08))
+    assert play.slice_ended("long", 128, cached=False, at=0.081) == []
+    assert (play.scheduler.waiting, play.engine().sliced) == (1, 0)
+    assert play.tokens("s", at=0.16) == ["dispatch long e0"]
+    assert play.slice_ended("long", 256, cached=False) == [], "it is dispatched: too late to matter"
+    play.end("long")
+    play.end("s")
+    assert account(play) == (0, 0, 0, 0)
+
+
+def test_the_kv_cache_must_hold_all_that_is_left_of_a_prompt_before_a_slice_is_sent() -> None:
+    play = stage(SMALLEST, kv_tokens=2000)
+    assert play.arrive("long", 1990, sliceable=True, at=0.04) == []
+    assert play.end("s", at=0.05) == ["dispatch long e0"]
+
+
+def test_an_unknown_slice_is_ignored() -> None:
+    play = stage()
+    before = account(play)
+    assert play.slice_ended("nobody", 128) == []
+    assert play.slice_ended("s", 128, cached=False) == []
+    assert account(play) == before
+
+
+# -- exact lengths --
+
+
+def test_an_exact_length_orders_a_waiting_request_anew() -> None:
+    play = Play(tiles=TileConfig(), max_num_seqs=1, caches_prefixes=True)
+    play.arrive("busy", 10)
+    play.arrive("a", 1000)
+    play.arrive("b", 2000)
+    assert play.tokenized("b", 500) == []
+    assert play.scheduler.waiting_tokens == 1500
+    assert play.end("busy") == ["dispatch b e0"]
+    assert play.engine().kv_tokens == 500
+
+
+def test_a_request_may_be_sliced_once_its_tokens_are_known() -> None:
+    play = stage(SMALLEST)
+    assert play.arrive("short", 100, at=0.04) == ["dispatch short e0"]
+    assert play.arrive("long", 5000, at=0.041) == []
+    assert play.tokenized("long", 4000, at=0.05) == []
+    assert cut(play.tokens("s", at=0.08)) == ("long", 128)
+
+
+def test_an_exact_length_comes_too_late_for_what_was_dispatched() -> None:
+    play = stage(streaming=RELAXED)
+    assert play.arrive("a", 200, at=0.04) == ["dispatch a e0"]
+    before = account(play)
+    assert play.tokenized("a", 50) == []
+    assert play.tokenized("nobody", 50) == []
+    assert account(play) == before
+
+
+# -- pieces --
+
+
+def test_a_piece_is_nothing_where_there_is_no_slot_left() -> None:
+    engine = make_engine(token_budget=8192, max_num_seqs=1, caches_prefixes=True)
+    assert next_piece(engine, 5000, 0, TileConfig(), GATE, sliceable=True) == 5000
+    engine.release("s", 16, 0.0, 0.1)
+    assert next_piece(engine, 5000, 0, TileConfig(), GATE, sliceable=True) == 0
+    check_engine(engine)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"smallest_tokens": 0}, {"margin": 1.0}, {"margin": -0.1}, {"knee": 1.0}, {"max_sliced": 0}]
+)
+def test_tiles_that_make_no_sense_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        TileConfig(**fields)
