@@ -33,10 +33,14 @@ class Slice:
     request_id: str
     engine_id: str
     tokens: int
+    held_tokens: int
+    """How many of them the engine has cached already, by the slices before."""
+    number: int
+    """Of all slices ever sent: a request may be sliced anew, at another engine or after it came back."""
 
     @property
     def slice_id(self) -> str:
-        return f"{self.request_id}/{self.tokens}"
+        return f"{self.request_id}/{self.number}"
 
 
 Action = Dispatch | Reject | Slice
@@ -47,7 +51,7 @@ def describe(action: Action, now: float) -> str:
     match action:
         case Dispatch(request_id, engine_id):
             return f"{now:.6f} dispatch {request_id} {engine_id}"
-        case Slice(request_id, engine_id, tokens):
+        case Slice(request_id, engine_id, tokens, _, _):
             return f"{now:.6f} slice {request_id} {engine_id} {tokens}"
         case Reject(request_id, reason, _):
             return f"{now:.6f} reject {request_id} {reason}"

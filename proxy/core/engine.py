@@ -11,12 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING
 
 from proxy.core.stepmodel import OnlineStepModel, StepLoad
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +152,14 @@ class EngineBelief:
         """Time until a prompt released now would have its first token, by the current step time."""
         return (self.backlog + prompt_tokens) / self.prefill_budget * self.step_seconds
 
+    @property
+    def step(self) -> int:
+        """Number of the step under way, seen or assumed."""
+        return self._step
+
     def untaken(self) -> int:
         """Released prompt tokens that are not part of the step under way either."""
-        taken = 0
-        for prefill in self._prefills.values():
-            if prefill.joins > self._step:
-                break
-            taken += prefill.remaining
-        return self.backlog - min(taken, self.prefill_budget)
+        return self.backlog - self._loads()[0].prefill_tokens
 
     def room(self, offset: int, *, margin: float, knee: float, smallest: int) -> int:
         """Prompt tokens that the next step may still be given, with every TBT deadline in flight kept.
@@ -172,13 +168,13 @@ class EngineBelief:
         free, beside the step model's own error; a step shall also not take more than ``knee`` times as long as one
         without prompt tokens. A step that has got nothing yet gets ``smallest``, or work would stop.
         """
-        untaken = self.untaken()
+        under_way, load = self._loads()
+        untaken = self.backlog - under_way.prefill_tokens
         space = self.prefill_budget - untaken
         strictest = self.strictest_tbt_seconds
         if strictest is None:
             return space
         seconds = strictest * (1 - margin) - self.model.error_p95_seconds
-        load = self._load(lambda prefill: prefill.joins > self._step, self.prefill_budget)
         # What is in the step under way may decode in the next one, and has its context read there.
         load = load._replace(decodes=self.outstanding, kv_tokens=self._stream_context + self.backlog)
         empty = self.model.predict(load._replace(prefill_tokens=0, attention=0.0, prefills=0))
@@ -241,7 +237,7 @@ class EngineBelief:
         seconds = (now - self._step_began_at) / steps
         self._learn_step_seconds(seconds)
         if steps == 1:
-            self.model.observe(self._step_under_way(), seconds)
+            self.model.observe(self._loads()[0], seconds)
         self._next_step(steps, now)
         return True
 
@@ -290,21 +286,29 @@ class EngineBelief:
 
     def _step_expected_seconds(self) -> float:
         """How long the step under way should take, by what is in it."""
-        return max(self.step_seconds, self.model.predict(self._step_under_way()))
+        return max(self.step_seconds, self.model.predict(self._loads()[0]))
 
-    def _step_under_way(self) -> StepLoad:
-        return self._load(lambda prefill: prefill.joins <= self._step, self.prefill_budget)
+    def _loads(self) -> tuple[StepLoad, StepLoad]:
+        """What is in the step under way, and what has been released for the next one, each with all decodes.
 
-    def _load(self, part: Callable[[_Prefill], bool], budget: int) -> StepLoad:
-        """What is in a step with the prefills that ``part`` chooses, up to the budget, beside all decodes."""
-        tokens, attention, prefills = 0, 0.0, 0
+        A step takes prompts in the order of their release, as far as its budget goes; the next takes what is left of
+        those, and what came meanwhile.
+        """
+        tokens, attention, prefills = [0, 0], [0.0, 0.0], [0, 0]
         for prefill in self._prefills.values():
-            if prefill.remaining and part(prefill):
-                worked_on = min(prefill.remaining, budget - tokens)
-                tokens += worked_on
-                prefills += worked_on > 0
-                attention += worked_on * (prefill.context - prefill.remaining + worked_on / 2)
-        return StepLoad(tokens, len(self._streams), self._stream_context, attention, prefills)
+            done = prefill.context - prefill.remaining
+            for step in (0, 1) if prefill.joins <= self._step else (1,):
+                worked_on = min(prefill.context - done, self.prefill_budget - tokens[step])
+                if worked_on > 0:
+                    tokens[step] += worked_on
+                    attention[step] += worked_on * (done + worked_on / 2)
+                    prefills[step] += 1
+                    done += worked_on
+        decodes, context = len(self._streams), self._stream_context
+        return (
+            StepLoad(tokens[0], decodes, context, attention[0], prefills[0]),
+            StepLoad(tokens[1], decodes, context, attention[1], prefills[1]),
+        )
 
     def _add_prefill(self, key: str, tokens: int, context: int, now: float, tbt_seconds: float | None = None) -> None:
         joins = self._step + 1

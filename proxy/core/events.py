@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from proxy.core.actions import Slice
     from proxy.core.engine import EngineLimits
     from proxy.core.request import Request
 
@@ -62,8 +63,7 @@ class Tokenized:
 class SliceEnded:
     """A slice of a prompt is over. ``cached``: whether the engine has now cached it, as far as we can tell."""
 
-    request_id: str
-    tokens: int
+    piece: Slice
     cached: bool = True
 
 

@@ -80,6 +80,10 @@ class _Entry:
     engine: EngineBelief | None = None
     sliced: bool = False
     sliceable: bool = False
+    first_slice: int = 0
+    """Number of the first slice that counts: those of an earlier attempt may still end."""
+    sliced_in: int = -1
+    """The engine's step in which the last slice was sent."""
 
 
 class Scheduler:
@@ -94,6 +98,7 @@ class Scheduler:
         self._queued_bytes = 0
         self._queued_tokens = 0
         self._arrivals = 0
+        self._slices = 0
         self._draining = False
 
     def __repr__(self) -> str:
@@ -139,17 +144,17 @@ class Scheduler:
                 refused = self._take_back(request_id, back_off_seconds, now)
             case Tokenized(request_id, prompt_tokens):
                 self._on_tokenized(request_id, prompt_tokens)
-            case SliceEnded(request_id, tokens, cached):
-                self._on_slice_end(request_id, tokens, cached=cached, now=now)
+            case SliceEnded(piece, cached):
+                refused = self._on_slice_end(piece, cached=cached, now=now)
             case EngineUp():
                 refused = self._engine_up(event)
             case EngineDown(engine_id):
                 refused = self._engine_down(engine_id)
             case DrainStarted():
                 self._draining = True
-                refused = [
-                    r for queue in list(self._queues.values()) for r in self._reject_all(queue, RejectReason.DRAINING)
-                ]
+                refused = [r for entry in list(self._sliced.values()) for r in self._unslice(entry)]
+                for queue in list(self._queues.values()):
+                    refused += self._reject_all(queue, RejectReason.DRAINING)
             case _:
                 assert_never(event)
         return refused + self._release(now)
@@ -222,7 +227,7 @@ class Scheduler:
         ):
             return None
         # A full queue does not matter to a request that need not wait.
-        starts_now = servers not in self._queues and self._place(request, now) is not None
+        starts_now = servers not in self._queues and self._can_start(request, now)
         return None if starts_now else RejectReason.QUEUE_FULL
 
     def _take_back(self, request_id: str, back_off_seconds: float, now: float) -> list[Action]:
@@ -251,7 +256,7 @@ class Scheduler:
         self._engine(engine_id).up = False
         refused = self._regroup() if new else []
         for entry in [e for e in self._sliced.values() if e.engine is not None and e.engine.id == engine_id]:
-            self._unslice(entry)
+            refused += self._unslice(entry)
         for servers, queue in list(self._queues.items()):
             if not self._any_up(servers):
                 refused += self._reject_all(queue, RejectReason.NO_ENGINE)
@@ -295,17 +300,17 @@ class Scheduler:
         entry.sliceable = True
         self._push(entry.waiting)
 
-    def _on_slice_end(self, request_id: str, tokens: int, *, cached: bool, now: float) -> None:
-        slice_id = f"{request_id}/{tokens}"
-        for engine in self._engines.values():
-            if engine.on_slice_end(slice_id, now):
-                break
-        entry = self._sliced.get(request_id)
-        if entry is not None and not cached:
-            entry.sliceable = False
-            self._unslice(entry)
+    def _on_slice_end(self, piece: Slice, *, cached: bool, now: float) -> list[Action]:
+        engine = self._engines.get(piece.engine_id)
+        if engine is not None:
+            engine.on_slice_end(piece.slice_id, now)
+        entry = self._sliced.get(piece.request_id)
+        if cached or entry is None or piece.number < entry.first_slice:
+            return []
+        entry.sliceable = False
+        return self._unslice(entry)
 
-    def _unslice(self, entry: _Entry) -> None:
+    def _unslice(self, entry: _Entry) -> list[Action]:
         """Put a half-sliced request back into the queue: its engine is gone, or does not cache its slices."""
         request_id = entry.waiting.request.id
         assert entry.engine is not None
@@ -313,6 +318,7 @@ class Scheduler:
         del self._sliced[request_id]
         entry.engine, entry.sliced = None, False
         self._push(entry.waiting)
+        return [self._reject(entry.waiting, RejectReason.DRAINING)] if self._draining else []
 
     # -- what to do --
 
@@ -356,17 +362,21 @@ class Scheduler:
                 return None  # whoever is next has to wait for it: else nobody long would ever find room
             if upto < request.prompt_tokens and not entry.sliced and engine.sliced >= tiles.max_sliced:
                 continue  # enough prompts are half-way: finish one of those
+            if entry.sliced and entry.sliced_in == engine.step:
+                return None  # one piece of a prompt per step: the next finds this one cached
             if not entry.sliced:
                 self._pop(entry.waiting)
                 entry.engine = engine
+                entry.first_slice = self._slices
             if upto >= request.prompt_tokens:
                 entry.sliced = False
                 self._sliced.pop(request.id, None)
                 engine.release(request.id, request.prompt_tokens, now, request.request_class.tbt_seconds)
                 return Dispatch(request.id, engine.id)
-            entry.sliced = True
+            entry.sliced, entry.sliced_in = True, engine.step
             self._sliced[request.id] = entry
-            piece = Slice(request.id, engine.id, upto)
+            piece = Slice(request.id, engine.id, upto, held, self._slices)
+            self._slices += 1
             engine.release_slice(request.id, piece.slice_id, upto, now)
             return piece
         return None
@@ -418,6 +428,16 @@ class Scheduler:
             ),
             key=lambda e: (e.estimated_wait_seconds(tokens), e.outstanding, e.number),
             default=None,
+        )
+
+    def _can_start(self, request: Request, now: float) -> bool:
+        tiles = self.config.tiles
+        if tiles is None:
+            return self._place(request, now) is not None
+        return any(
+            next_piece(e, request.prompt_tokens, 0, tiles, self.config.gate, sliceable=request.sliceable)
+            for e in self._engines.values()
+            if e.up and e.serves(request.model) and (e.closed_until is None or now >= e.closed_until)
         )
 
     def place_unscheduled(self, model: str) -> str | None:

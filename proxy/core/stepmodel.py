@@ -1,9 +1,9 @@
 """How long an engine's next step will take, learnt from the steps that it has taken.
 
-``t = a + b * prefill + c * decodes + d * kv + e * attention + f * prefills`` (seconds): least squares over the past steps, older ones
-counting less, with a prior that holds for whatever has not been seen. A step that took far longer than predicted (a
-pause of the host, a read that came late) says little about the engine, so residuals are weighted as Huber does. No
-coefficient is ever negative: more work never looks shorter.
+``t = a + b * prefill + c * decodes + d * kv + e * attention + f * prefills`` (seconds): least squares over the past
+steps, older ones counting less, with a prior that holds for whatever has not been seen. A step that took far longer
+than predicted (a pause of the host, a read that came late) says little about the engine, so residuals are weighted as
+Huber does. No coefficient is ever negative: more work never looks shorter.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ class StepLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepCoefficients:
-    """Seconds: fixed, per prompt token, per decode, per token of KV cache read, per pair of prompt tokens attended, per
-    prompt or slice."""
+    """Seconds, by what each counts."""
 
     fixed: float
     per_prefill_token: float

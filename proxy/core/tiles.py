@@ -53,7 +53,9 @@ def next_piece(
     """
     if not engine.outstanding:
         return prompt_tokens
-    space = engine.room(held_tokens, margin=tiles.margin, knee=tiles.knee, smallest=tiles.smallest_tokens)
+    block = engine.limits.block_tokens
+    smallest = -(-tiles.smallest_tokens // block) * block
+    space = engine.room(held_tokens, margin=tiles.margin, knee=tiles.knee, smallest=smallest)
     remaining = prompt_tokens - held_tokens
     if space <= 0 or engine.outstanding >= engine.limits.max_num_seqs or not fits_kv(engine, remaining, gate):
         return 0
@@ -61,6 +63,5 @@ def next_piece(
         return prompt_tokens
     if not sliceable or not engine.limits.caches_prefixes:
         return prompt_tokens if not engine.untaken() else 0  # it breaks a deadline, now or later
-    block = engine.limits.block_tokens
     upto = (held_tokens + space) // block * block
-    return upto if upto - held_tokens >= tiles.smallest_tokens and upto < prompt_tokens else 0
+    return upto if upto - held_tokens >= smallest and upto < prompt_tokens else 0

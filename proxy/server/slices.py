@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from proxy.core.events import SliceEnded, Tokenized
 from proxy.server.tasks import Tasks
-from proxy.upstream.client import EngineClient, EngineError
+from proxy.upstream.client import EngineClient, EngineError, read_whole
 from proxy.wire.openai import read_cached_tokens
 from proxy.wire.prompt import SlicePlan, read_token_ids
 
@@ -32,8 +33,8 @@ class Slicer:
     client: EngineClient
     metrics: Metrics
     headers: list[tuple[str, str]]
-    _sent: int = 0
     _tasks: Tasks = field(default_factory=Tasks)
+    _pending: dict[str, Slice] = field(default_factory=dict)
 
     def tokenize(self, engine_id: str) -> None:
         """Ask an engine for the prompt's token ids; the request may be sliced from then on."""
@@ -41,40 +42,49 @@ class Slicer:
 
     def send(self, piece: Slice) -> None:
         """Have the engine cache a prefix."""
-        before, self._sent = self._sent, piece.tokens
-        self._tasks.spawn(self._send(piece, before), f"slice {piece.slice_id}")
+        self._pending[piece.slice_id] = piece
+        self._tasks.spawn(self._send(piece), f"slice {piece.slice_id}")
 
     def cancel(self) -> None:
         """Abort whatever is on its way: the client is gone."""
         self._tasks.cancel()
+        for piece in list(self._pending.values()):  # a task that has not begun yet never reaches its own end
+            self._end(piece, cached=False)
 
     async def _tokenize(self, engine_id: str) -> None:
         try:
             async with self.client.send(
                 engine_id, "POST", "/tokenize", self.headers, self.plan.tokenize_body
             ) as answer:
-                ids = read_token_ids(await answer.read()) if answer.status == 200 else None
-        except EngineError:
+                body = await read_whole(answer)
+                ids = read_token_ids(body) if answer.status == HTTPStatus.OK else None
+        except EngineError as error:
+            _log.info("tokenizing %s failed: %s", self.request_id, error.failure)
             return
         if ids is not None:
             self.plan.ids = ids
             self.driver.feed(Tokenized(self.request_id, len(ids)))
 
-    async def _send(self, piece: Slice, before: int) -> None:
+    async def _send(self, piece: Slice) -> None:
         cached = False
         try:
             async with self.client.send(
                 piece.engine_id, "POST", "/v1/completions", self.headers, self.plan.body(piece.tokens)
             ) as answer:
-                body = await answer.read()
-                found = read_cached_tokens(body)
-                # Without --enable-prompt-tokens-details the engine does not tell; then it is believed.
-                cached = answer.status == 200 and (found is None or 2 * found >= before)
-                self.metrics.record_slice(piece.tokens - before, before, found)
+                body = await read_whole(answer)
+                if answer.status == HTTPStatus.OK:
+                    found = read_cached_tokens(body)
+                    # Without --enable-prompt-tokens-details the engine does not tell; then it is believed.
+                    cached = found is None or 2 * found >= piece.held_tokens
+                    self.metrics.record_slice(piece.tokens - piece.held_tokens, piece.held_tokens, found)
         except EngineError as error:
             _log.info("slice %s failed: %s", piece.slice_id, error.failure)
         finally:
-            self.driver.feed(SliceEnded(self.request_id, piece.tokens, cached))
+            self._end(piece, cached=cached)
+
+    def _end(self, piece: Slice, *, cached: bool) -> None:
+        if self._pending.pop(piece.slice_id, None) is not None:
+            self.driver.feed(SliceEnded(piece, cached))
 
 
 def slice_headers(forwarded: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

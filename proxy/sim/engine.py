@@ -95,6 +95,7 @@ class SimulatedEngine:
         self._free_blocks = self.config.blocks  # empty ones, and those that only the prefix cache still holds
         self._cache: OrderedDict[str, int] = OrderedDict()  # blocks by content, least recently used first
         self._cached_blocks = 0
+        self._filling: dict[str, int] = {}  # tokens that sequences of the step under way will have cached, by content
         self._batch: list[tuple[_Sequence, int]] | None = None
 
     def __repr__(self) -> str:
@@ -238,6 +239,9 @@ class SimulatedEngine:
             self._take(need)
             budget -= tokens
             batch.append((sequence, tokens))
+            if sequence.content is not None:
+                self._filling[sequence.content] = sequence.computed + tokens
+        self._filling.clear()
         return admitted
 
     def _preempt_youngest(self) -> None:
@@ -266,22 +270,34 @@ class SimulatedEngine:
     def _take_cached(self, sequence: _Sequence) -> None:
         """Find the sequence's first blocks in the prefix cache; its last token is computed in any case."""
         sequence.cached = 0
-        if sequence.content is None or sequence.content not in self._cache:
+        if sequence.content is None:
             return
-        held = self._cache.pop(sequence.content)
+        block_size = self.config.block_size
+        most = (sequence.known - 1) // block_size
+        held = self._cache.pop(sequence.content, 0)
         self._cached_blocks -= held
-        sequence.blocks = min(held, (sequence.known - 1) // self.config.block_size)
-        sequence.computed = sequence.cached = sequence.blocks * self.config.block_size
-        self._free_blocks -= sequence.blocks
+        if held > most:  # the rest stays cached
+            self._cache[sequence.content] = held - most
+            self._cached_blocks += held - most
+        used = min(held, most)
+        # Blocks can be found as soon as the sequence that fills them is scheduled. They are shared then; counting them
+        # for both is on the safe side.
+        running = self._filling.get(sequence.content)
+        shared = min(most, running // block_size) if running is not None else 0
+        sequence.blocks = max(used, shared)
+        sequence.computed = sequence.cached = sequence.blocks * block_size
+        self._take(sequence.blocks)
 
     def _give_back(self, sequence: _Sequence) -> None:
         self._free_blocks += sequence.blocks
         sequence.blocks = 0
         if sequence.content is None:
             return
-        held = self._cache.pop(sequence.content, 0)
-        self._cached_blocks -= held
-        full = max(held, min(sequence.computed, sequence.prompt_tokens) // self.config.block_size)
-        if full:
+        block_size = self.config.block_size
+        rest = self._cache.pop(sequence.content, 0)  # cached beyond what the sequence took from the cache
+        self._cached_blocks -= rest
+        full = min(sequence.computed, sequence.prompt_tokens) // block_size
+        full = min(max(full, sequence.cached // block_size + rest), self._free_blocks - self._cached_blocks)
+        if full > 0:
             self._cache[sequence.content] = full
             self._cached_blocks += full

@@ -196,7 +196,7 @@ class _Run:
         scheduler = self._scheduler
         for request_id, finished in produced:
             if (piece := self._slices.pop(request_id, None)) is not None:
-                self._feed(SliceEnded(piece.request_id, piece.tokens))
+                self._feed(SliceEnded(piece))
                 continue
             records[request_id].on_tokens(now)
             if scheduler is not None and (actions := scheduler.on_tokens(request_id, 1, now)):
@@ -208,7 +208,7 @@ class _Run:
 
     def _refuse(self, sequence_id: str) -> None:
         if (piece := self._slices.pop(sequence_id, None)) is not None:
-            self._feed(SliceEnded(piece.request_id, piece.tokens, cached=False))
+            self._feed(SliceEnded(piece, cached=False))
             return
         record = self.records[sequence_id]
         record.error, record.finished_at = "too long", self.clock.now
@@ -246,7 +246,7 @@ class _Run:
                     del self._waiting[request_id]
                     request = self.records[request_id].request
                     self.engines[engine_id].send(request_id, request.prompt_tokens, request.output_tokens, request_id)
-                case Slice(request_id, engine_id, tokens):
+                case Slice(request_id, engine_id, tokens, _, _):
                     self._slices[action.slice_id] = action
                     self.engines[engine_id].send(action.slice_id, tokens, 1, request_id)
                 case Reject(request_id, reason, _):

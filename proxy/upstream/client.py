@@ -98,3 +98,12 @@ async def read_chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         raise EngineError(UpstreamFailure.TIMED_OUT) from error
     except (aiohttp.ClientError, OSError) as error:
         raise EngineError(UpstreamFailure.CUT_MID_STREAM) from error
+
+
+async def read_whole(response: aiohttp.ClientResponse) -> bytes:
+    """Return the whole body, of which we know that it is short.
+
+    Raises:
+        EngineError: as from ``read_chunks``.
+    """
+    return b"".join([data async for data in read_chunks(response)])

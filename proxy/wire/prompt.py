@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -27,7 +27,15 @@ _CHAT_TEMPLATE_FIELDS = (
 _COMPLETION_FIELDS = ("model", "prompt", "add_special_tokens")
 
 # With these the engine computes prompt tokens again, or the prompt has more in it than token ids.
-_NOT_SLICEABLE = ("prompt_logprobs", "echo", "prompt_embeds", "mm_processor_kwargs", "kv_transfer_params")
+_NOT_SLICEABLE = (
+    "prompt_logprobs",
+    "echo",
+    "prompt_embeds",
+    "mm_processor_kwargs",
+    "kv_transfer_params",
+    "truncate_prompt_tokens",
+    "documents",
+)
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -37,14 +45,14 @@ class _TokenIds(msgspec.Struct, gc=False):
 
 
 class _Part(msgspec.Struct, gc=False):
-    type: str = "text"
+    type: str = ""
 
 
 class _Message(msgspec.Struct, gc=False):
     content: str | list[_Part] | None = None
 
 
-_ids = msgspec.json.Decoder(list[int])
+_ids = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0)]])
 _token_ids = msgspec.json.Decoder(_TokenIds)
 _messages = msgspec.json.Decoder(list[_Message])
 
