@@ -2,6 +2,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections import Counter
 from itertools import pairwise
 from statistics import median
 from typing import Any, ClassVar
@@ -372,6 +373,17 @@ def test_slices_grow_and_the_rest_goes_last_to_the_same_engine() -> None:
         assert len({engine for engine, _ in pieces}) == 1
         assert all(a < b for (_, a), (_, b) in pairwise(pieces))
         assert pieces[-1][1] == float("inf")
+
+
+def test_no_two_pieces_of_a_prompt_are_sent_at_one_instant() -> None:
+    sent: Counter[tuple[str, float]] = Counter()
+
+    def note(action: Action, now: float) -> None:
+        sent[action.request_id, now] += 1
+
+    simulate(workload(rate=1.5, requests=600), SimulationConfig(EngineConfig(token_budget=8192)), TILES, note)
+    assert len(sent) > 600
+    assert set(sent.values()) == {1}
 
 
 def test_a_single_request_is_served_with_tiles_as_without_a_proxy() -> None:

@@ -1,0 +1,173 @@
+"""``slai-proxy serve`` as a process of its own, from its first line to its exit code."""
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, field
+
+import aiohttp
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+FAST = ("--sim-speed", "50")
+
+
+@dataclass
+class Process:
+    """A proxy that has said that it listens."""
+
+    process: asyncio.subprocess.Process
+    said: list[str]
+    url: str = field(init=False)
+    curl: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        (line,) = [line for line in self.said if line.lstrip().startswith("curl ")]
+        self.curl = shlex.split(line)
+        (listens,) = [line for line in self.said if "listens on" in line]
+        found = re.search(r"http://\S+", listens)
+        assert found is not None
+        self.url = found[0]
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    async def exit_code(self, seconds: float = 10) -> int:
+        async with asyncio.timeout(seconds):
+            assert self.process.stderr is not None
+            rest = await self.process.stderr.read()
+            self.said += rest.decode().splitlines()
+            return await self.process.wait()
+
+
+async def spawn(*arguments: str) -> asyncio.subprocess.Process:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLAI_")}
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "proxy", *arguments, stderr=asyncio.subprocess.PIPE, env=environment
+    )
+
+
+@asynccontextmanager
+async def serving(*arguments: str) -> AsyncIterator[Process]:
+    process = await spawn("serve", "--port", "0", *arguments)
+    assert process.stderr is not None
+    said: list[str] = []
+    try:
+        async with asyncio.timeout(30):
+            while not said or "Ctrl-C" not in said[-1]:
+                line = await process.stderr.readline()
+                assert line, said
+                said.append(line.decode().rstrip())
+        yield Process(process, said)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def body_of(proxy: Process, max_tokens: int) -> bytes:
+    """The printed body, with an answer of another length."""
+    return json.dumps(json.loads(proxy.curl[-1]) | {"max_tokens": max_tokens}).encode()
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+async def test_it_starts_does_what_it_prints_and_drains() -> None:
+    async with serving(*FAST) as proxy, aiohttp.ClientSession() as client:
+        assert any("2 of 2 engines" in line for line in proxy.said)
+        # The printed line, as it stands.
+        name, no_buffering, url, header_flag, header, data_flag, body = proxy.curl
+        assert (name, no_buffering, header_flag, data_flag) == ("curl", "-N", "-H", "-d")
+        assert url == f"{proxy.url}/v1/completions"
+        key, _, value = header.partition(": ")
+        async with client.post(url, data=body.encode(), headers={key: value}) as response:
+            assert response.status == 200
+            assert response.content_type == "text/event-stream"
+            events = (await response.text()).split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""]
+        assert len(events) == json.loads(body)["max_tokens"] + 2
+        assert any(line.startswith(f"Metrics: {proxy.url}/metrics") for line in proxy.said)
+        async with client.get(f"{proxy.url}/metrics") as response:
+            assert 'outcome="completed"} 1.0' in await response.text()
+        async with client.get(f"{proxy.url}/v1/models") as response:
+            assert [model["id"] for model in (await response.json())["data"]] == [json.loads(body)["model"]]
+        async with client.get(f"{proxy.url}/readyz") as response:
+            assert response.status == 200
+
+        # A second one cannot have the same port.
+        port = proxy.url.rpartition(":")[2]
+        other = await spawn("serve", "--port", port, "--log-level", "error", *FAST)
+        assert other.stderr is not None
+        said = (await other.stderr.read()).decode().splitlines()
+        assert await other.wait() == 1
+        (line,) = said
+        assert line.startswith(f"slai-proxy: cannot listen on 127.0.0.1:{port}: ")
+        assert line.endswith("address already in use")
+
+        # A stream in flight ends by itself after SIGTERM; what comes later is sent away.
+        async with client.post(url, data=body_of(proxy, 1500), headers=JSON) as stream:
+            received = await stream.content.readany()
+            begun = time.monotonic()
+            proxy.stop()
+            status = 200
+            async with asyncio.timeout(5):
+                while status == 200:
+                    async with client.post(url, data=body_of(proxy, 1), headers=JSON) as late:
+                        status = late.status
+                        retry_after = late.headers.get("Retry-After")
+            assert status == 503
+            assert retry_after is not None
+            received += await stream.read()
+        assert received.endswith(b"data: [DONE]\n\n")
+        assert b'"error"' not in received
+        await client.close()
+        assert await proxy.exit_code() == 0
+        assert time.monotonic() - begun < 8
+        assert not [line for line in proxy.said if "Traceback" in line]
+
+
+@pytest.mark.parametrize(
+    ("drain_seconds", "signals"), [("0.3", [signal.SIGTERM]), ("60", [signal.SIGINT, signal.SIGINT])]
+)
+async def test_a_drain_ends_in_time_and_a_second_signal_ends_it_at_once(
+    drain_seconds: str, signals: list[signal.Signals]
+) -> None:
+    async with (
+        serving("--drain-seconds", drain_seconds, "--sim-engines", "1") as proxy,
+        aiohttp.ClientSession() as client,
+        client.post(f"{proxy.url}/v1/completions", data=body_of(proxy, 20_000), headers=JSON) as stream,
+    ):
+        await stream.content.readany()
+        begun = time.monotonic()
+        proxy.stop(signals[0])
+        for number in signals[1:]:
+            async with client.get(f"{proxy.url}/livez") as response:  # by its answer the first has been noticed
+                assert response.status == 200
+            proxy.stop(number)
+        with pytest.raises(aiohttp.ClientError):
+            await stream.read()
+        assert await proxy.exit_code() == 0
+        assert time.monotonic() - begun < 6
+        assert not [line for line in proxy.said if "Traceback" in line]
+
+
+async def test_engines_that_are_not_there_are_told_and_not_fatal() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+    async with serving("--engines", f"http://127.0.0.1:{port}") as proxy, aiohttp.ClientSession() as client:
+        assert any("0 of 1 engines" in line for line in proxy.said)
+        assert any(line.strip() == f"http://127.0.0.1:{port} down" for line in proxy.said)
+        async with client.post(proxy.curl[2], data=proxy.curl[-1].encode(), headers=JSON) as response:
+            assert response.status == 503
+        proxy.stop(signal.SIGINT)
+        assert await proxy.exit_code() == 0

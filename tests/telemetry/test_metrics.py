@@ -1,0 +1,179 @@
+"""Metrics as Prometheus reads them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from builders import make_limits, make_request
+from prometheus_client.parser import text_string_to_metric_families
+
+from proxy.core.events import Arrived, EngineUp, TokensProduced
+from proxy.core.request import Outcome, RejectReason, RequestClass
+from proxy.core.scheduler import Scheduler
+from proxy.telemetry.metrics import OTHER, Metrics
+from proxy.telemetry.report import RequestReport, TokenTimes
+
+GOLD = RequestClass("gold", ttft_seconds=1.0, tbt_seconds=0.1)
+
+
+@pytest.fixture
+def scheduler() -> Scheduler:
+    scheduler = Scheduler()
+    scheduler.handle(EngineUp("http://e0", make_limits(kv_tokens=1000), frozenset({"tiny"})), 0.0)
+    return scheduler
+
+
+@pytest.fixture
+def metrics(scheduler: Scheduler) -> Iterator[Metrics]:
+    metrics = Metrics(scheduler, ["gold", "bulk"])
+    yield metrics
+    metrics.close()
+
+
+def ended(outcome: Outcome | None = Outcome.COMPLETED, **fields: Any) -> RequestReport:
+    """A request of class gold that arrived at 10, went out at 10.5 and had tokens at 11.5, 11.6 and 12."""
+    report = RequestReport("1-x", "x", "chat", 10.0, GOLD, model="tiny", prompt_tokens=7)
+    report.dispatched_at, report.ended_at, report.outcome = 10.5, 12.25, outcome
+    report.times = TokenTimes(GOLD.tbt_seconds)
+    for now in (11.5, 11.6, 12.0):
+        report.times.on_read(now, 1)
+    for name, value in fields.items():
+        setattr(report, name, value)
+    return report
+
+
+def read(metrics: Metrics) -> dict[str, dict[str, float]]:
+    """Samples by name and then by labels, e.g. ``{"up": {"engine=e0": 1.0}}``."""
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(metrics.exposition().decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found.setdefault(sample.name, {})[labels] = sample.value
+    return found
+
+
+GENAI = "class=gold,gen_ai_operation_name=chat,gen_ai_provider_name=vllm,gen_ai_request_model=tiny"
+
+
+def test_a_completed_request(metrics: Metrics) -> None:
+    metrics.record(ended(completion_tokens=5))
+    found = read(metrics)
+    assert found["slai_requests_total"]["class=gold,outcome=completed"] == 1
+    assert found["gen_ai_server_request_duration_seconds_sum"] == {GENAI: 2.25}
+    assert found["gen_ai_server_time_to_first_token_seconds_sum"] == {GENAI: 1.5}
+    assert found["gen_ai_server_time_per_output_token_seconds_sum"] == {GENAI: pytest.approx(0.25)}
+    assert found["slai_request_tbt_max_seconds_sum"] == {"class=gold": pytest.approx(0.4)}
+    assert found["slai_request_tbt_p99_seconds_sum"] == {"class=gold": pytest.approx(0.4)}
+    assert found["slai_queue_duration_seconds_sum"] == {"class=gold": 0.5}
+    assert found["slai_tokens_total"] == {"class=gold,direction=input": 7, "class=gold,direction=output": 5}
+    misses = found["slai_deadline_misses_total"]
+    assert (misses["class=gold,kind=ttft"], misses["class=gold,kind=tbt"]) == (1, 1)
+    assert "slai_failures_total" not in found
+
+
+def test_output_tokens_are_counted_by_chunks_where_the_engine_does_not_tell(metrics: Metrics) -> None:
+    metrics.record(ended())
+    assert read(metrics)["slai_tokens_total"]["class=gold,direction=output"] == 3
+
+
+@pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.COMPLETED])
+def test_only_completed_requests_make_latencies(metrics: Metrics, outcome: Outcome) -> None:
+    """Otherwise clients that leave, and engines that fail fast, would make the figures look better than they are."""
+    metrics.record(ended(outcome, reason="engine_500"))
+    found = read(metrics)
+    assert found["slai_requests_total"][f"class=gold,outcome={outcome}"] == 1
+    assert sum(found["slai_requests_total"].values()) == 1
+    assert found["slai_failures_total"] == {"reason=engine_500": 1}
+    assert not [name for name in found if name.startswith("gen_ai_") or "tbt_max" in name or "slai_tokens" in name]
+    assert found["slai_deadline_misses_total"]["class=gold,kind=tbt"] == 1, "a miss has happened, however it ended"
+
+
+def test_a_request_without_an_outcome_is_counted_as_a_failure(metrics: Metrics) -> None:
+    metrics.record(ended(None))
+    assert read(metrics)["slai_requests_total"]["class=gold,outcome=engine_failed"] == 1
+
+
+def test_an_answer_in_one_piece_has_no_ttft_and_no_tbt(metrics: Metrics) -> None:
+    metrics.record(ended(times=TokenTimes(0.1), completion_tokens=40))
+    found = read(metrics)
+    assert found["gen_ai_server_request_duration_seconds_count"] == {GENAI: 1}
+    assert not [name for name in found if "first_token" in name or "per_output_token" in name or "tbt_max" in name]
+
+
+def test_series_exist_before_the_first_request(metrics: Metrics) -> None:
+    found = read(metrics)
+    assert len(found["slai_requests_total"]) == 2 * len(Outcome)
+    assert set(found["slai_deadline_misses_total"].values()) == {0.0}
+    assert found["slai_tbt_seconds_count"] == {"class=gold": 0, "class=bulk": 0}
+
+
+def test_names_that_clients_make_up_make_no_series(metrics: Metrics) -> None:
+    for number in range(10_000):
+        metrics.record(ended(model=f"model-{number}", client_id=str(number), request_id=str(number)))
+    metrics.record(ended())
+    found = read(metrics)
+    counts = found["gen_ai_server_request_duration_seconds_count"]
+    assert counts == {GENAI: 1, GENAI.replace("tiny", OTHER): 10_000}
+    assert sum(map(len, found.values())) < 400
+    assert len(metrics.exposition()) < 64 * 1024
+
+
+def test_deadlines_of_one_request_do_not_make_a_class(metrics: Metrics) -> None:
+    metrics.record(ended(request_class=RequestClass("gold", 0.123, 0.456)))
+    assert {labels.partition(",")[0] for labels in read(metrics)["slai_requests_total"]} == {"class=gold", "class=bulk"}
+
+
+def test_the_pooled_tbt_histogram(metrics: Metrics) -> None:
+    for gap in (0.004, 0.005, 0.0051, 0.3, 11.0):
+        metrics.tbt("gold").observe(gap)
+    found = read(metrics)
+    buckets = {labels.split("le=")[1]: n for labels, n in found["slai_tbt_seconds_bucket"].items() if "gold" in labels}
+    assert buckets["0.005"] == 2, "an edge belongs to its own bucket, as Prometheus has it"
+    assert buckets["0.01"] == 3
+    assert buckets["0.3"] == 4
+    assert buckets["10"] == 4
+    assert buckets["+Inf"] == 5
+    assert [*buckets.values()] == sorted(buckets.values())
+    assert found["slai_tbt_seconds_count"]["class=gold"] == 5
+    assert found["slai_tbt_seconds_sum"]["class=gold"] == pytest.approx(11.3141)
+    assert found["slai_tbt_seconds_count"]["class=bulk"] == 0
+
+
+def test_gauges_show_the_scheduler_at_the_time_of_the_scrape(scheduler: Scheduler, metrics: Metrics) -> None:
+    scheduler.handle(EngineUp("http://e0", make_limits(max_num_seqs=1, kv_tokens=1000)), 0.0)
+    scheduler.handle(Arrived(make_request("a", 300)), 0.0)
+    scheduler.handle(TokensProduced("a"), 0.1)
+    scheduler.handle(Arrived(make_request("b", 20, size_bytes=90)), 0.2)
+    found = read(metrics)
+    engine = "engine=http://e0"
+    assert found["slai_queue_requests"] == {"": 1}
+    assert found["slai_queue_tokens"] == {"": 20}
+    assert found["slai_queue_size_bytes"] == {"": 90}
+    assert found["slai_engine_up"] == {engine: 1}
+    assert found["slai_engine_requests"] == {engine: 1}
+    assert found["slai_engine_decodes"] == {engine: 1}
+    assert found["slai_engine_backlog_tokens"] == {engine: 0}
+    assert found["slai_engine_kv_tokens"] == {engine: 301}
+    assert found["slai_engine_kv_capacity_tokens"] == {engine: 1000}
+    assert found["slai_engine_step_duration_seconds"][engine] > 0
+
+
+def test_the_process_itself_is_shown_too(metrics: Metrics) -> None:
+    found = read(metrics)
+    assert found["process_resident_memory_bytes"][""] > 1e6
+    assert "python_info" in found
+
+
+def test_two_proxies_in_one_process_do_not_share_their_figures(scheduler: Scheduler, metrics: Metrics) -> None:
+    other = Metrics(scheduler, ["gold", "bulk"])
+    metrics.record(ended())
+    assert read(other)["slai_requests_total"]["class=gold,outcome=completed"] == 0
+    other.close()
+
+
+def test_refusals_are_told_apart_by_reason(metrics: Metrics) -> None:
+    for reason in (RejectReason.QUEUE_FULL, RejectReason.QUEUE_FULL, RejectReason.DRAINING):
+        metrics.record(ended(Outcome.REJECTED, reason=str(reason), dispatched_at=None))
+    found = read(metrics)
+    assert found["slai_failures_total"] == {"reason=queue_full": 2, "reason=draining": 1}
+    assert "slai_queue_duration_seconds_count" not in found, "what was never dispatched has no time of dispatch"

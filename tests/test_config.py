@@ -1,0 +1,267 @@
+"""Settings: which source wins, where each value came from, and what every mistake is told."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.config import ClassSettings, ConfigError, Settings, load_settings
+from proxy.core.engine import CacheConfig, EngineLimits
+from proxy.core.ordering import first_come_first_served, shortest_prompt_first
+from proxy.core.request import RequestClass
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in [name for name in os.environ if name.upper().startswith("SLAI_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "settings.yaml"
+
+
+def load(*arguments: str) -> tuple[Settings, dict[str, str]]:
+    return load_settings(arguments, "prog")
+
+
+def settings(*arguments: str) -> Settings:
+    return load(*arguments)[0]
+
+
+def complaint(*arguments: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(*arguments)
+    return str(caught.value)
+
+
+class TestPrecedence:
+    def test_defaults(self) -> None:
+        found, sources = load()
+        assert found == Settings()
+        assert set(sources.values()) == {"default"}
+        assert sources.keys() == Settings.model_fields.keys()
+
+    def test_flag_over_environment_over_file_over_default(self, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+        file.write_text("port: 1\nmax_num_seqs: 1\ntoken_budget: 1\n")
+        monkeypatch.setenv("SLAI_PORT", "2")
+        monkeypatch.setenv("SLAI_MAX_NUM_SEQS", "2")
+        found, sources = load("--config", str(file), "--port", "3")
+        assert (found.port, found.max_num_seqs, found.token_budget, found.host) == (3, 2, 1, "127.0.0.1")
+        assert sources["port"] == "flag"
+        assert sources["max_num_seqs"] == "environment"
+        assert sources["token_budget"] == f"file {file}"
+        assert sources["host"] == "default"
+        assert sources["config"] == "flag"
+
+    def test_a_default_that_is_given_counts_as_given(self, file: Path) -> None:
+        file.write_text("port: 8000\n")
+        found, sources = load("--config", str(file), "--order", "spf")
+        assert found.port == 8000
+        assert sources["port"] == f"file {file}"
+        assert sources["order"] == "flag"
+
+    def test_the_file_may_be_named_by_the_environment(self, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+        file.write_text("port: 9\n")
+        monkeypatch.setenv("SLAI_CONFIG", str(file))
+        found, sources = load()
+        assert found.port == 9
+        assert sources["config"] == "environment"
+
+    def test_a_flag_names_another_file_than_the_environment(
+        self, monkeypatch: pytest.MonkeyPatch, file: Path, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("SLAI_CONFIG", str(tmp_path / "missing.yaml"))
+        file.write_text("port: 9\n")
+        assert settings("--config", str(file)).port == 9
+
+    def test_a_table_of_classes_replaces_the_weaker_one_whole(
+        self, monkeypatch: pytest.MonkeyPatch, file: Path
+    ) -> None:
+        file.write_text("classes: {gold: {tbt_seconds: 0.05}, bulk: {}}\ndefault_class: bulk\n")
+        found = settings("--config", str(file))
+        assert set(found.classes) == {"gold", "bulk"}
+        monkeypatch.setenv("SLAI_CLASSES", '{"bulk": {"ttft_seconds": 3}}')
+        found, sources = load("--config", str(file))
+        assert found.classes == {"bulk": ClassSettings(ttft_seconds=3)}
+        assert sources["classes"] == "environment"
+
+    def test_an_empty_file_changes_nothing(self, file: Path) -> None:
+        for text in ("", "# nothing\n", "---\n"):
+            file.write_text(text)
+            assert settings("--config", str(file)).port == 8000
+
+
+class TestValues:
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("--engines", "http://a:1,http://b:2"),
+            ("--engines", " http://a:1/ , http://b:2/ ,"),
+            ("--engines", "http://a:1", "--engines", "http://b:2"),
+        ],
+    )
+    def test_engines_on_the_command_line(self, arguments: tuple[str, ...]) -> None:
+        assert settings(*arguments).engines == ("http://a:1", "http://b:2")
+
+    def test_engines_elsewhere(self, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+        file.write_text("engines: [http://a:1, 'http://b:2/']\n")
+        assert settings("--config", str(file)).engines == ("http://a:1", "http://b:2")
+        file.write_text("engines: http://a:1,http://b:2\n")
+        assert settings("--config", str(file)).engines == ("http://a:1", "http://b:2")
+        monkeypatch.setenv("SLAI_ENGINES", "http://c:3,http://d:4")
+        assert settings("--config", str(file)).engines == ("http://c:3", "http://d:4")
+
+    def test_an_engine_behind_a_path_and_tls(self) -> None:
+        assert settings("--engines", "https://h/behind/a/path/").engines == ("https://h/behind/a/path",)
+
+    def test_classes_on_the_command_line(self) -> None:
+        found = settings("--classes", '{"gold": {"ttft_seconds": 1, "tbt_seconds": 0.05}}', "--default-class", "gold")
+        assert found.request_classes() == {"gold": RequestClass("gold", 1.0, 0.05)}
+
+    def test_the_classes_of_the_paper_are_the_default(self) -> None:
+        found = Settings().request_classes()
+        assert found == {"strict": RequestClass("strict", None, 0.1), "relaxed": RequestClass("relaxed", None, 0.5)}
+
+    def test_a_configured_kv_size_wins_over_what_the_engine_tells(self) -> None:
+        told = CacheConfig(kv_tokens=1000, block_tokens=32, caches_prefixes=True)
+        assert Settings(token_budget=8, max_num_seqs=9).engine_limits(told) == EngineLimits(8, 9, 1000, 32, True)
+        assert Settings().engine_limits(CacheConfig()).kv_tokens is None
+        assert Settings(kv_tokens=50).engine_limits(told).kv_tokens == 50
+
+    def test_the_rules_of_the_scheduler(self) -> None:
+        found = settings(
+            *("--backlog-factor", "2.5", "--kv-watermark", "0.1", "--max-wait-seconds", "7"),
+            *("--queue-timeout-seconds", "8", "--max-queue-requests", "9", "--max-queue-bytes", "10"),
+        ).scheduler_config()
+        assert (found.gate.backlog_factor, found.gate.kv_watermark) == (2.5, 0.1)
+        assert (found.max_wait_seconds, found.queue_timeout_seconds) == (7, 8)
+        assert (found.max_queue_requests, found.max_queue_bytes) == (9, 10)
+
+    def test_the_order(self) -> None:
+        fcfs, expected = settings("--order", "fcfs").scheduler_config().ordering, first_come_first_served()
+        assert [fcfs(p, t) for p, t in ((5, 1.0), (1, 2.0))] == [expected(p, t) for p, t in ((5, 1.0), (1, 2.0))]
+        spf, expected = settings("--aging-seconds", "3").scheduler_config().ordering, shortest_prompt_first(3.0)
+        assert [spf(p, t) for p, t in ((5, 1.0), (1, 2.0))] == [expected(p, t) for p, t in ((5, 1.0), (1, 2.0))]
+
+    def test_defaults_of_the_core_and_of_the_settings_are_the_same(self) -> None:
+        from proxy.core.scheduler import SchedulerConfig
+
+        ours, core = Settings().scheduler_config(), SchedulerConfig()
+        for name in ("gate", "max_wait_seconds", "queue_timeout_seconds", "max_queue_requests", "max_queue_bytes"):
+            assert getattr(ours, name) == getattr(core, name), name
+
+    def test_settings_do_not_change(self) -> None:
+        with pytest.raises(ValueError, match="frozen"):
+            Settings().port = 1
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (("--port", "abc"), ("port (flag)", "integer")),
+            (("--port", "70000"), ("port (flag)", "65535")),
+            (("--port", "-1"), ("port (flag)", "0")),
+            (("--token-budget", "0"), ("token_budget (flag)", "greater than 0")),
+            (("--aging-seconds", "nan"), ("aging_seconds (flag)", "finite")),
+            (("--queue-timeout-seconds", "inf"), ("queue_timeout_seconds (flag)", "finite")),
+            (("--connect-timeout-seconds", "inf"), ("connect_timeout_seconds (flag)", "finite")),
+            (("--kv-watermark", "1"), ("kv_watermark (flag)", "less than 1")),
+            (("--drain-seconds", "-1"), ("drain_seconds (flag)", "0")),
+            (("--order", "lifo"), ("order (flag)", "'spf' or 'fcfs'")),
+            (("--log-level", "loud"), ("log_level (flag)", "'debug'")),
+            (("--engines", "localhost:8001"), ("engines (flag)", "localhost:8001", "http://")),
+            (("--engines", "ftp://h"), ("engines (flag)", "ftp://h")),
+            (("--engines", "http://"), ("engines (flag)", "http://")),
+            (("--engines", "http://h?x=1"), ("engines (flag)", "http://h?x=1")),
+            (("--engines", "http://h:1,http://h:1/"), ("engines (flag)", "twice")),
+            (("--default-class", "gold"), ("gold", "strict", "relaxed")),
+            (("--classes", '{"a": {"tbt": 1}}', "--default-class", "a"), ("classes.a.tbt (flag)", "no such setting")),
+            (("--classes", '{"a": {"tbt_seconds": -1}}'), ("classes.a.tbt_seconds (flag)", "greater than 0")),
+        ],
+    )
+    def test_flags(self, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+        found = complaint(*arguments)
+        assert all(word in found for word in words), found
+        assert "\n" not in found
+
+    @pytest.mark.parametrize(("value", "words"), [("x", "port (environment)"), ("", "port (environment)")])
+    def test_environment(self, monkeypatch: pytest.MonkeyPatch, value: str, words: str) -> None:
+        monkeypatch.setenv("SLAI_PORT", value)
+        assert words in complaint()
+
+    def test_a_name_in_the_environment_that_is_no_setting(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SLAI_PROT", "1")
+        monkeypatch.setenv("SLAI_ENGINE", "http://a")
+        found = complaint()
+        assert "SLAI_ENGINE" in found
+        assert "SLAI_PROT" in found
+
+    def test_other_variables_are_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PORT", "1")
+        monkeypatch.setenv("MY_SLAI_PORT", "1")
+        assert settings().port == 8000
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("prot: 1", ("prot (file ", "no such setting")),
+            ("port: abc", ("port (file ", "integer")),
+            ("1: 2", ("1 (file ", "no such setting")),
+            ("- port", ("mapping", "list")),
+            ("just words", ("mapping", "str")),
+            ("port: [1", ("not valid YAML",)),
+            ("engines: null", ("engines (file ",)),
+            ("engines: {a: b}", ("engines (file ",)),
+            ("classes: null", ("classes (file ",)),
+            ("classes: {}", ("default_class",)),
+            ("classes: {gold: 5}", ("classes.gold (file ",)),
+            ("a: !!python/object/apply:os.getcwd []", ("not valid YAML",)),
+        ],
+    )
+    def test_file(self, file: Path, text: str, words: tuple[str, ...]) -> None:
+        file.write_text(text)
+        found = complaint("--config", str(file))
+        assert all(word in found for word in words), found
+
+    def test_a_file_that_cannot_be_read(self, tmp_path: Path) -> None:
+        assert "No such file" in complaint("--config", str(tmp_path / "missing.yaml"))
+        assert "directory" in complaint("--config", str(tmp_path))
+        binary = tmp_path / "binary"
+        binary.write_bytes(b"\xff\xfe\x00\x01")
+        assert "not valid YAML" in complaint("--config", str(binary))
+
+    def test_all_mistakes_are_told_at_once_each_with_its_source(
+        self, monkeypatch: pytest.MonkeyPatch, file: Path
+    ) -> None:
+        file.write_text("kv_tokens: 0\n")
+        monkeypatch.setenv("SLAI_ORDER", "lifo")
+        lines = complaint("--config", str(file), "--port", "x").splitlines()
+        assert sorted(line.split(":")[0].split(" (")[0] for line in lines) == ["kv_tokens", "order", "port"]
+        assert any("(environment)" in line for line in lines)
+        assert any(f"(file {file})" in line for line in lines)
+
+    @pytest.mark.parametrize("arguments", [("--nonsense", "1"), ("positional",), ("--port",)])
+    def test_flags_that_do_not_parse_end_as_argparse_does(
+        self, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as caught:
+            load(*arguments)
+        assert caught.value.code == 2
+        assert "prog" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_every_setting_is_a_flag_with_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load("--help")
+    assert caught.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"--{name.replace('_', '-')} " in text
+    description: Any = Settings.model_fields[name].description
+    assert description
+    assert " ".join(description.split())[:20] in text

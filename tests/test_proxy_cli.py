@@ -1,0 +1,94 @@
+"""``slai-proxy``: help, exit codes, and mistakes told in a line. What it does when it serves is in ``e2e``."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from proxy import __version__
+from proxy.cli import main
+
+COMMANDS = ("serve", "config", "simulate", "engine")
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in [name for name in os.environ if name.upper().startswith("SLAI_")]:
+        monkeypatch.delenv(name)
+
+
+def exit_code(*arguments: str) -> int:
+    """Run a command, whether it returns its exit code or exits as argparse does."""
+    try:
+        return main(arguments)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else -1
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("--help") == 0
+    printed = capsys.readouterr().out
+    assert all(re.search(rf"^ +{command} ", printed, re.MULTILINE) for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(command, "--help") == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"usage: slai-proxy {command} ")
+    assert printed.err == ""
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("--version") == 0
+    assert capsys.readouterr().out == f"slai-proxy {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "COMMAND"),
+        (("nonsense",), "nonsense"),
+        (("serve", "--nonsense", "1"), "--nonsense"),
+        (("serve", "extra"), "extra"),
+        (("serve", "--port", "abc"), "port (flag)"),
+        (("serve", "--engines", "localhost"), "engines (flag)"),
+        (("serve", "--config", "/no/such/file"), "/no/such/file"),
+        (("config", "--port", "abc"), "port (flag)"),
+        (("config", "--order", "lifo"), "order (flag)"),
+        (("simulate",), "--rate"),
+        (("simulate", "--rate", "-1"), "-1"),
+        (("simulate", "--rate", "1", "--trace", "/no/such/file"), "/no/such/file"),
+        (("engine", "--ports", "x"), "x"),
+        (("engine", "--ports", "70000"), "65535"),
+        (("engine", "--profile", "abacus"), "abacus"),
+        (("engine", "--speed", "0", "--ports", "0"), "--speed"),
+        (("engine", "--token-budget", "1", "--ports", "0"), "budget"),
+    ],
+)
+def test_mistakes_exit_with_2_and_say_what_is_wrong(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(*arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    said = printed.err.rstrip("\n").splitlines()
+    assert said[-1].startswith("slai-proxy")
+    assert words in said[-1]
+    assert len(said) == 1 or said[0].startswith("usage: "), "one line, or argparse's usage before it"
+
+
+def test_config_prints_every_setting_with_its_source(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("token_budget: 512\n")
+    monkeypatch.setenv("SLAI_ORDER", "fcfs")
+    assert exit_code("config", "--config", str(file), "--port", "9") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "port: 9  # flag" in lines
+    assert "order: fcfs  # environment" in lines
+    assert f"token_budget: 512  # file {file}" in lines
+    assert "host: 127.0.0.1  # default" in lines

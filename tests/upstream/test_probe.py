@@ -1,0 +1,258 @@
+"""Probing engines: what is announced, and when."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from live_proxy import until
+from scripted_engine import Call, ScriptedEngine, scripted_engine
+
+from proxy.core.engine import CacheConfig, EngineLimits
+from proxy.core.events import EngineDown, EngineUp
+from proxy.upstream.probe import Prober, read_cache_config
+
+CACHE = 'vllm:cache_config_info{block_size="16",engine="%d",num_gpu_blocks="%d"} 1.0\n'
+
+
+def limits_of(cache: CacheConfig) -> EngineLimits:
+    return EngineLimits(512, 64, cache.kv_tokens)
+
+
+def limits(kv_tokens: int | None) -> EngineLimits:
+    return limits_of(CacheConfig(kv_tokens))
+
+
+class Watch:
+    """A prober and all that it announces."""
+
+    def __init__(self, *urls: str, interval_seconds: float = 60.0) -> None:
+        self.said: list[EngineUp | EngineDown] = []
+        self.prober = Prober(urls, limits_of, self.said.append, interval_seconds=interval_seconds)
+
+    async def look(self, times: int = 1) -> list[EngineUp | EngineDown]:
+        """Probe the first engine and return what that announces."""
+        before = len(self.said)
+        for _ in range(times):
+            await self.prober.look(self.prober.probes[0])
+        return self.said[before:]
+
+
+@asynccontextmanager
+async def watching(*engines: ScriptedEngine) -> AsyncIterator[Watch]:
+    watch = Watch(*(engine.url for engine in engines))
+    yield watch
+    await watch.prober._client.aclose()
+
+
+async def refuse(call: Call) -> None:
+    await call.answer(b"", status="503 Service Unavailable")
+
+
+async def test_an_engine_is_announced_once_with_all_that_is_known() -> None:
+    async with scripted_engine(None, "tiny", "adapter") as engine, watching(engine) as watch:
+        engine.metrics = (CACHE % (0, 100)).encode()
+        found = await watch.look(3)
+        assert found == [EngineUp(engine.url, limits(1600), frozenset({"tiny", "adapter"}))]
+
+
+async def test_refused_means_down_at_once() -> None:
+    async with scripted_engine() as engine, watching(engine) as watch:
+        await watch.look()
+        await engine.stop()
+        assert await watch.look() == [EngineDown(engine.url)]
+        assert await watch.look(3) == [], "it is said once"
+
+
+async def test_an_engine_that_is_not_there_yet_is_announced_as_down() -> None:
+    """The scheduler has to know that it exists: a request for it is refused with 503, not 404."""
+    async with scripted_engine() as engine, watching(engine) as watch:
+        await engine.stop()
+        assert await watch.look(2) == [EngineDown(engine.url)]
+
+
+async def test_one_failure_is_no_outage_and_two_are() -> None:
+    async with scripted_engine() as engine, watching(engine) as watch:
+        healthy = engine.routes["GET /health"]
+        await watch.look()
+        engine.routes["GET /health"] = refuse
+        assert await watch.look() == []
+        engine.routes["GET /health"] = healthy
+        assert await watch.look() == []
+        engine.routes["GET /health"] = refuse
+        assert await watch.look() == [], "the count began anew"
+        assert await watch.look() == [EngineDown(engine.url)]
+
+
+async def test_sick_from_the_start() -> None:
+    async with scripted_engine() as engine, watching(engine) as watch:
+        engine.routes["GET /health"] = refuse
+        assert await watch.look() == []
+        assert await watch.look() == [EngineDown(engine.url)]
+        assert await watch.look() == []
+
+
+async def test_recovery() -> None:
+    async with scripted_engine() as engine, watching(engine) as watch:
+        (up,) = await watch.look()
+        await engine.stop()
+        await watch.look()
+        await engine.start()
+        assert await watch.look() == [up]
+        assert await watch.look() == []
+
+
+@pytest.mark.parametrize("how", ["silent", "cut", "garbage", "redirect"])
+async def test_bad_health_answers_are_failures(how: str) -> None:
+    async def script(call: Call) -> None:
+        if how == "silent":
+            await call.gone.wait()
+        elif how == "garbage":
+            await call.send(b"\x00\x01\r\n\r\n")
+        elif how == "redirect":
+            await call.answer(b"", status="302 Found", headers=("Location: /login",))
+        call.close()
+
+    async with scripted_engine() as engine, watching(engine) as watch:
+        watch.prober._client.timeout = httpx.Timeout(0.05)
+        engine.routes["GET /health"] = script
+        assert await watch.look() == []
+        assert await watch.look() == [EngineDown(engine.url)]
+
+
+async def test_a_change_of_models_or_cache_is_announced() -> None:
+    async with scripted_engine(None, "a") as engine, watching(engine) as watch:
+        await watch.look()
+        engine.models = ["a", "b"]
+        assert await watch.look() == [EngineUp(engine.url, limits(None), frozenset("ab"))]
+        engine.metrics = (CACHE % (0, 10)).encode()
+        assert await watch.look() == [EngineUp(engine.url, limits(160), frozenset("ab"))]
+        engine.metrics = b""
+        assert await watch.look() == [], "one scrape without it does not unlearn the size"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"{bad",
+        b"[]",
+        b"null",
+        b"7",
+        b'{"data": null}',
+        b'{"data": 7}',
+        b'{"data": "abc"}',
+        b'{"data": [1, null]}',
+        b'{"object": "list"}',
+        b"\xff\xfe\x00",
+        b"1" * 10_000,
+    ],
+)
+async def test_bad_lists_of_models_are_no_outage(answer: bytes) -> None:
+    """The engine counts as up, with the models that it had before; with none at all it is taken to serve any."""
+    async with scripted_engine(None, "a") as engine, watching(engine) as watch:
+        listed = engine.routes["GET /v1/models"]
+        engine.routes["GET /v1/models"] = lambda call: call.answer(answer)
+        assert await watch.look() == [EngineUp(engine.url, limits(None), frozenset())]
+        engine.routes["GET /v1/models"] = listed
+        assert await watch.look() == [EngineUp(engine.url, limits(None), frozenset("a"))]
+        engine.routes["GET /v1/models"] = lambda call: call.answer(answer)
+        assert await watch.look() == []
+
+
+async def test_entries_that_are_no_models_are_left_out() -> None:
+    entries = [{"id": "good", "max_model_len": 9, "x": [1]}, {"id": 7}, {}, {"id": None}, {"name": "n"}]
+    async with scripted_engine() as engine, watching(engine) as watch:
+        engine.routes["GET /v1/models"] = lambda call: call.answer(json.dumps({"data": entries}).encode())
+        await watch.look()
+        assert watch.prober.models() == [entries[0]]
+
+
+async def test_an_endless_list_of_models_is_cut() -> None:
+    async with scripted_engine(None, *(f"m{n}" for n in range(5000))) as engine, watching(engine) as watch:
+        (up,) = await watch.look()
+        assert isinstance(up, EngineUp)
+        assert len(up.models) == 1000
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics"])
+async def test_a_server_without_these_endpoints_is_up_all_the_same(path: str) -> None:
+    async with scripted_engine() as engine, watching(engine) as watch:
+        engine.routes[f"GET {path}"] = lambda call: call.answer(b"", status="404 Not Found")
+        (up,) = await watch.look()
+        assert isinstance(up, EngineUp)
+
+
+async def test_models_of_all_engines_that_are_up() -> None:
+    async with scripted_engine(None, "a", "b") as first, scripted_engine(None, "b", "c") as second:
+        second_entries = [{"id": "b", "owned_by": "second"}, {"id": "c"}]
+        second.routes["GET /v1/models"] = lambda call: call.answer(json.dumps({"data": second_entries}).encode())
+        async with watching(first, second) as watch:
+            assert watch.prober.models() == []
+            for probe in watch.prober.probes:
+                await watch.prober.look(probe)
+            assert [(m["id"], m.get("owned_by")) for m in watch.prober.models()] == [
+                ("a", "test"),
+                ("b", "test"),
+                ("c", None),
+            ]
+            await first.stop()
+            await watch.look()
+            assert watch.prober.models() == second_entries
+
+
+async def test_engines_are_probed_on_their_own_until_cancelled() -> None:
+    """One that hangs holds up nobody."""
+    async with scripted_engine() as slow, scripted_engine() as quick:
+        slow.routes["GET /health"] = lambda call: until(call.gone.is_set, 30)
+        watch = Watch(slow.url, quick.url, interval_seconds=0.01)
+        task = asyncio.ensure_future(watch.prober.run())
+        await until(lambda: quick.probes["GET /health"] >= 5)
+        assert [type(said) for said in watch.said] == [EngineUp]
+        assert slow.probes["GET /health"] == 1
+        await quick.stop()
+        await until(lambda: len(watch.said) == 2)
+        assert watch.said[1] == EngineDown(quick.url)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert watch.prober._client.is_closed
+
+
+class TestCacheConfig:
+    def test_of_one_engine(self) -> None:
+        text = f'# TYPE vllm:cache_config_info gauge\n{CACHE % (0, 14733)}vllm:num_requests_running{{engine="0"}} 0.0\n'
+        assert read_cache_config(text) == CacheConfig(14733 * 16, 16, caches_prefixes=False)
+
+    def test_of_several_in_one_server(self) -> None:
+        found = read_cache_config(CACHE % (0, 10) + CACHE % (1, 20))
+        assert found is not None
+        assert found.kv_tokens == 30 * 16
+
+    @pytest.mark.parametrize(("values", "cached"), [(("True",), True), (("False",), False), (("True", "False"), False)])
+    def test_prefix_caching_of_all_engines(self, values: tuple[str, ...], cached: bool) -> None:
+        lines = [
+            f'vllm:cache_config_info{{block_size="32",enable_prefix_caching="{v}",num_gpu_blocks="4"}} 1.0'
+            for v in values
+        ]
+        assert read_cache_config("\n".join(lines)) == CacheConfig(4 * 32 * len(values), 32, cached)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "vllm:cache_config_info 1.0\n",
+            "vllm:cache_config_info{} 1.0\n",
+            'vllm:cache_config_info{block_size="16"} 1.0\n',
+            'vllm:cache_config_info{block_size="None",num_gpu_blocks="None"} 1.0\n',
+            'vllm:cache_config_info{block_size="16",num_gpu_blocks="0"} 1.0\n',
+            'vllm:cache_config_info{block_size="16",num_gpu_blocks="-5"} 1.0\n',
+            'vllm:cache_config_info{block_size="0",num_gpu_blocks="5"} 1.0\n',
+            'vllm:cache_config_info{block_size="16",num_gpu_blocks="1e3"} 1.0\n',
+            '# vllm:cache_config_info{block_size="16",num_gpu_blocks="5"} 1.0\n',
+        ],
+    )
+    def test_unknown(self, text: str) -> None:
+        assert read_cache_config(text) is None
