@@ -30,7 +30,7 @@ $(VENV)/.installed-check: $(VENV)/.installed-test
 setup: $(VENV)/.installed-check  ## Install the project and its development tools into .venv
 
 run: $(VENV)/.installed  ## Start the proxy on :8000 (ENGINES=http://host:port,... or simulated ones; ARGS='more flags')
-	@$(BIN)/slai-proxy serve $(if $(ENGINES),--engines $(ENGINES)) $(ARGS)
+	@$(BIN)/slai-proxy serve $(if $(ENGINES),--engines '$(ENGINES)') $(ARGS)
 
 demo: $(VENV)/.installed  ## Replay one workload straight at two simulated engines and through the proxy, and compare
 	@$(BIN)/slai-loadgen demo $(ARGS)

@@ -26,7 +26,7 @@ examples:
 
   the same requests to the servers directly, then through the proxy in front of them
     slai-loadgen run --url http://gpu1:8000,http://gpu2:8000 --rate 4 --requests 2000 --json direct.json
-    slai-loadgen run --url http://localhost:8080 --rate 4 --requests 2000 --json proxy.json
+    slai-loadgen run --url http://127.0.0.1:8000 --rate 4 --requests 2000 --json proxy.json
     slai-loadgen compare direct.json proxy.json
 """
 

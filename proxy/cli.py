@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import sys
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,13 @@ _COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:  # before a command has set up its own way to end
+        return 130
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0] in ("serve", "config"):  # their flags are the settings
         return _serve(arguments[1:]) if arguments[0] == "serve" else _show_config(arguments[1:])
@@ -47,15 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(arguments: Sequence[str]) -> int:
     from proxy.config import ConfigError, load_settings  # noqa: PLC0415
     from proxy.server.run import serve  # noqa: PLC0415
+    from proxy.telemetry.logs import set_up_logging  # noqa: PLC0415
     from proxy.telemetry.tracing import TracingUnavailableError  # noqa: PLC0415
 
     try:
         settings, _ = load_settings(arguments, "slai-proxy serve")
-        logging.basicConfig(
-            level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-        )
-        for library in ("httpx", "httpcore"):  # a line for every probe
-            logging.getLogger(library).setLevel(logging.WARNING)
+        set_up_logging(settings.log_level)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(serve(settings))
     except (ConfigError, TracingUnavailableError) as error:
@@ -76,6 +79,8 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 
 
 def _show_config(arguments: Sequence[str]) -> int:
+    import yaml  # noqa: PLC0415
+
     from proxy.config import ConfigError, load_settings  # noqa: PLC0415
 
     try:
@@ -83,7 +88,9 @@ def _show_config(arguments: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"slai-proxy: {error}", file=sys.stderr)
         return 2
-    values = settings.model_dump(mode="json")
-    for name, value in values.items():
-        print(f"{name}: {value}  # {sources[name]}")
+    # Valid YAML, so that it can be kept as a configuration file.
+    settings_with_sources = settings.model_dump(mode="json", exclude={"config"}).items()
+    print(
+        "".join(f"# {sources[n]}\n{yaml.safe_dump({n: v}, sort_keys=False)}" for n, v in settings_with_sources), end=""
+    )
     return 0

@@ -26,6 +26,7 @@ from pydantic_settings import (
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
 
 from proxy.core.admission import GateConfig
@@ -55,7 +56,7 @@ class ClassSettings(BaseModel):
 
 
 class Settings(BaseSettings):
-    """Start the proxy in front of vLLM servers. Every flag is also an environment variable (--max-num-seqs is
+    """The proxy's settings. Every flag is also an environment variable (--max-num-seqs is
     SLAI_MAX_NUM_SEQS) and a key of the YAML file given by --config (max_num_seqs); flags win over the environment, the
     environment over the file.
     """
@@ -74,7 +75,7 @@ class Settings(BaseSettings):
     config: Path | None = None
     """YAML file with further settings."""
     engines: Annotated[tuple[str, ...], NoDecode] = ()
-    """Base URLs of the engines, with commas between them. None: two simulated engines are started."""
+    """Base URLs of the engines (without /v1), with commas between them. Left out: simulated engines are started."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for all."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
@@ -131,7 +132,7 @@ class Settings(BaseSettings):
 
     sim_engines: PositiveInt = 2
     """Simulated engines to start when no engine is given."""
-    sim_profile: str = "rtx6000ada"
+    sim_profile: Literal["rtx6000ada", "a100", "h100", "l40s"] = "rtx6000ada"
     """GPU that they imitate."""
     sim_speed: Positive = 1.0
     """How many times faster than real time they run."""
@@ -150,6 +151,14 @@ class Settings(BaseSettings):
     def _check_engines(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for url in value:
             parts = urlsplit(url)
+            if parts.username is not None or parts.password is not None:
+                raise ValueError("an engine's URL must not hold credentials: they would show in logs and metrics")
+            try:
+                _ = parts.port
+            except ValueError:
+                raise ValueError(f"{url!r}: the port is not a number up to 65535") from None
+            if parts.path.endswith("/v1"):
+                raise ValueError(f"{url!r}: give the engine's base URL, without /v1")
             if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
                 raise ValueError(f"{url!r} is not a base URL like http://127.0.0.1:8001")
         if len(set(value)) < len(value):
@@ -211,8 +220,11 @@ def load_settings(arguments: Sequence[str], program: str) -> tuple[Settings, dic
         ConfigError: a value or key is wrong, or the file cannot be read.
         SystemExit: the flags do not parse, or they ask for help (as argparse does).
     """
-    flags = _flags(arguments, program)
-    environment = EnvSettingsSource(Settings)()
+    try:
+        flags = _flags(arguments, program)
+        environment = EnvSettingsSource(Settings)()
+    except SettingsError as error:
+        raise ConfigError(f"a flag or variable is not valid JSON: {error}") from None
     unknown = [
         k for k in _environment_keys() if k.removeprefix(ENVIRONMENT_PREFIX).lower() not in Settings.model_fields
     ]

@@ -248,6 +248,8 @@ class Scheduler:
         known = self._engines.get(event.engine_id)
         regroup = known is None or known.models != event.models
         engine = self._engine(event.engine_id)
+        if not engine.up:
+            engine.closed_until = None  # whatever it turned away, that was before
         engine.limits, engine.models, engine.up = event.limits, event.models, True
         return self._regroup() if regroup else []
 

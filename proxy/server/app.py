@@ -170,7 +170,8 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
             status=error.status, body=json.dumps({"error": message}).encode(), content_type="application/json"
         )
     except ConnectionError:
-        raise
+        left: web.StreamResponse = request.get(STARTED) or web.Response()
+        return left  # to nobody: the client is gone
     except Exception:  # noqa: BLE001 - whatever it was, the client gets an answer and the log its trace
         _log.exception("%s %s failed through a fault of the proxy", request.method, request.path)
         started: web.StreamResponse | None = request.get(STARTED)

@@ -11,9 +11,11 @@ import logging
 import time
 import uuid
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING
 
-from aiohttp import ClientResponse, web
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
 
 from proxy.core.actions import Dispatch, Reject
@@ -22,7 +24,7 @@ from proxy.server.answers import error_response, start
 from proxy.server.meter import StreamMeter
 from proxy.server.slices import Slicer, slice_headers
 from proxy.telemetry.report import RequestReport, TokenTimes
-from proxy.upstream.client import EngineClient, EngineError, read_chunks
+from proxy.upstream.client import EngineAnswer, EngineClient, EngineError
 from proxy.wire import headers as wire_headers
 from proxy.wire.errors import ErrorAnswer, LocalFailure, UpstreamFailure, answer, bad_request, model_not_found
 from proxy.wire.openai import BadRequest, peek, read_usage
@@ -40,6 +42,7 @@ _log = logging.getLogger(__name__)
 
 CHAT_PATH = "/v1/chat/completions"
 
+_ERROR = 400
 _BUSY = (429, 503)
 """Statuses by which an engine says that its own queue is full: it has not started the request."""
 _BACK_OFF_SECONDS = 1.0
@@ -91,6 +94,9 @@ class Generator:
             return self._refuse(report, LocalFailure.BAD_REQUEST, bad_request(error))
         except web.HTTPRequestEntityTooLarge:
             return self._refuse(report, LocalFailure.BODY_TOO_LARGE, answer(LocalFailure.BODY_TOO_LARGE))
+        except HttpProcessingError:
+            told = answer(LocalFailure.BAD_REQUEST, message="the request body cannot be decoded")
+            return self._refuse(report, LocalFailure.BAD_REQUEST, told)
         except (asyncio.CancelledError, ConnectionError):
             # The handler is cancelled, or a write fails, when the client leaves.
             report.outcome = report.outcome or Outcome.CLIENT_GONE
@@ -169,7 +175,7 @@ class Generator:
             # The engine provably has not started: back to the request's old place in the queue.
             ticket = self.driver.not_started(report.request_id, back_off_seconds)
 
-    async def _relay(self, request: web.Request, report: RequestReport, upstream: ClientResponse) -> web.StreamResponse:
+    async def _relay(self, request: web.Request, report: RequestReport, upstream: EngineAnswer) -> web.StreamResponse:
         report.status = upstream.status
         streamed = upstream.content_type == "text/event-stream"
         response = web.StreamResponse(
@@ -181,8 +187,9 @@ class Generator:
         await start(request, response)
         meter = StreamMeter(report, self.metrics.tbt(report.request_class.name), self.driver.on_tokens)
         kept: bytearray | None = bytearray()
+        failure: UpstreamFailure | None = None
         try:
-            async for data in read_chunks(upstream):
+            async for data in upstream.chunks():
                 await response.write(data)
                 if streamed:
                     meter.on_read(data, self.driver.now())
@@ -191,10 +198,15 @@ class Generator:
                     if len(kept) > _MAX_USAGE_BODY_BYTES:
                         kept = None
         except EngineError as error:
-            await self._tell_cut(request, response, meter if streamed else None, error.failure)
-            report.outcome, report.reason = Outcome.ENGINE_FAILED, str(error.failure)
+            failure = error.failure
+        else:
+            if streamed and upstream.status < _ERROR and not meter.complete:
+                failure = UpstreamFailure.CUT_MID_STREAM  # its connection's end only looked like the stream's
+        if failure is not None:
+            report.outcome, report.reason = Outcome.ENGINE_FAILED, str(failure)
+            await self._tell_cut(request, response, meter if streamed else None, failure)
             return response
-        if upstream.status >= 400 or meter.error:
+        if upstream.status >= _ERROR or meter.error:
             report.outcome, report.reason = Outcome.ENGINE_ERROR, f"engine_{upstream.status}"
         else:
             report.outcome = Outcome.COMPLETED
@@ -208,8 +220,8 @@ class Generator:
         self, request: web.Request, response: web.StreamResponse, meter: StreamMeter | None, failure: UpstreamFailure
     ) -> None:
         """End an answer that the engine cut: one error event in a stream, a cut of our own in anything else."""
-        if meter is None:
-            # A whole body cannot say that it is incomplete, but a connection that closes too early does.
+        if meter is None or response.content_length is not None:
+            # A body of stated length cannot say that it is incomplete, but a connection that closes too early does.
             if request.transport is not None:
                 request.transport.abort()
             return
@@ -228,9 +240,9 @@ def _error(report: RequestReport, told: ErrorAnswer) -> web.Response:
     return response
 
 
-def _back_off(upstream: ClientResponse) -> float:
+def _back_off(upstream: EngineAnswer) -> float:
     try:
         asked = float(upstream.headers.get("Retry-After", ""))
     except ValueError:
         return _BACK_OFF_SECONDS
-    return min(max(asked, 0.1), _MAX_BACK_OFF_SECONDS)
+    return min(max(asked, 0.1), _MAX_BACK_OFF_SECONDS) if isfinite(asked) else _BACK_OFF_SECONDS

@@ -38,6 +38,11 @@ class StreamMeter:
         """The engine reported an error inside the stream."""
 
     @property
+    def complete(self) -> bool:
+        """Whether the stream has told its end, by its marker, a finish reason or an error."""
+        return self.done or self.finished or self.error
+
+    @property
     def at_boundary(self) -> bool:
         return self._splitter.at_boundary
 

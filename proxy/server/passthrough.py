@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
 
 from proxy.core.request import RejectReason
 from proxy.server.answers import error_response, start
-from proxy.upstream.client import EngineClient, EngineError, read_chunks
+from proxy.upstream.client import EngineClient, EngineError
 from proxy.wire import headers as wire_headers
 from proxy.wire.errors import LocalFailure, answer
 from proxy.wire.openai import BadRequest, peek
@@ -32,6 +33,8 @@ class PassThrough:
             body = await request.read()
         except web.HTTPRequestEntityTooLarge:
             return error_response(answer(LocalFailure.BODY_TOO_LARGE))
+        except HttpProcessingError:
+            return error_response(answer(LocalFailure.BAD_REQUEST, message="the request body cannot be decoded"))
         engine_id = self.scheduler.place_unscheduled(_model(request, body))
         engine_id = engine_id or self.scheduler.place_unscheduled("")  # the engine itself says that it lacks the model
         if engine_id is None:
@@ -50,7 +53,7 @@ class PassThrough:
                 )
                 await start(request, response)
                 try:
-                    async for data in read_chunks(upstream):
+                    async for data in upstream.chunks():
                         await response.write(data)
                 except EngineError:
                     if request.transport is not None:

@@ -26,6 +26,7 @@ _log = logging.getLogger(__name__)
 
 _BACKLOG = 4096
 _SHUTDOWN_SECONDS = 1.0
+_MAX_HEADER_BYTES = 1 << 16
 SIMULATED_MODEL = "simulated"
 
 
@@ -58,7 +59,13 @@ async def serve(settings: Settings) -> None:
             simulated = replace(limits_of(config), caches_prefixes=False)
         app = create_app(settings, limits=None if simulated is None else lambda _: simulated)
         runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS, tcp_keepalive=True
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=_SHUTDOWN_SECONDS,
+            tcp_keepalive=True,
+            max_line_size=_MAX_HEADER_BYTES,
+            max_field_size=_MAX_HEADER_BYTES,
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)

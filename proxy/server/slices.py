@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from proxy.core.events import SliceEnded, Tokenized
 from proxy.server.tasks import Tasks
-from proxy.upstream.client import EngineClient, EngineError, read_whole
+from proxy.upstream.client import EngineClient, EngineError
 from proxy.wire.openai import read_cached_tokens
 from proxy.wire.prompt import SlicePlan, read_token_ids
 
@@ -56,7 +56,7 @@ class Slicer:
             async with self.client.send(
                 engine_id, "POST", "/tokenize", self.headers, self.plan.tokenize_body
             ) as answer:
-                body = await read_whole(answer)
+                body = await answer.read()
                 ids = read_token_ids(body) if answer.status == HTTPStatus.OK else None
         except EngineError as error:
             _log.info("tokenizing %s failed: %s", self.request_id, error.failure)
@@ -71,7 +71,7 @@ class Slicer:
             async with self.client.send(
                 piece.engine_id, "POST", "/v1/completions", self.headers, self.plan.body(piece.tokens)
             ) as answer:
-                body = await read_whole(answer)
+                body = await answer.read()
                 if answer.status == HTTPStatus.OK:
                     found = read_cached_tokens(body)
                     # Without --enable-prompt-tokens-details the engine does not tell; then it is believed.

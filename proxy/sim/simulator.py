@@ -259,14 +259,17 @@ class _Run:
         assert self._scheduler is not None
         deadline = self._scheduler.next_deadline()
         if deadline is None:
+            self._deadline_us = None
             return
         when_us = max(self.clock.now_us, microseconds(deadline))
         if self._deadline_us is None or when_us < self._deadline_us:
             self._deadline_us = when_us
-            self.clock.at(when_us, self._tick)
+            self.clock.at(when_us, self._tick, when_us)
 
-    def _tick(self) -> None:
+    def _tick(self, when_us: int) -> None:
         assert self._scheduler is not None
+        if when_us != self._deadline_us:
+            return  # called off, as the driver cancels its timer
         self._deadline_us = None
         self._perform(self._scheduler.tick(self.clock.now))
 

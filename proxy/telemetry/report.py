@@ -56,7 +56,9 @@ class TokenTimes:
 
     def gap_p99(self) -> float | None:
         """The smallest gap that at least 99 % of the kept ones do not exceed."""
-        return sorted(self.gaps)[ceil(0.99 * len(self.gaps)) - 1] if self.gaps else None
+        if not self.gaps:
+            return None
+        return min(self.gap_max, sorted(self.gaps)[ceil(0.99 * len(self.gaps)) - 1])  # kept in single precision
 
 
 @dataclass(slots=True)

@@ -58,8 +58,8 @@ class Prober:
         self._limits = limits
         self._announce = announce
         self._interval_seconds = interval_seconds
-        timeout = max(2.0, interval_seconds)
-        self._client = httpx.AsyncClient(timeout=timeout, trust_env=False, follow_redirects=False)
+        self._timeout_seconds = max(2.0, interval_seconds)
+        self._client = httpx.AsyncClient(timeout=self._timeout_seconds, trust_env=False, follow_redirects=False)
 
     async def run(self) -> None:
         """Probe until cancelled."""
@@ -84,14 +84,21 @@ class Prober:
             await asyncio.sleep(self._interval_seconds)
 
     async def look(self, probe: EngineProbe) -> None:
-        """Probe one engine once and announce a change."""
+        """Probe one engine once and announce a change. Whatever an engine answers, this never raises."""
         try:
-            (await self._client.get(probe.base_url + "/health")).raise_for_status()
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            await self._look(probe)
+        except Exception:  # noqa: BLE001 - one engine must not end the watch over the others
+            _log.exception("the probe of %s failed through a fault of the proxy", probe.base_url)
+
+    async def _look(self, probe: EngineProbe) -> None:
+        try:
+            (await self._get(probe, "/health")).raise_for_status()
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             refused = isinstance(error, httpx.ConnectError)
             probe.failures = _FAILURES_UNTIL_DOWN if refused else probe.failures + 1
-            if probe.failures >= _FAILURES_UNTIL_DOWN and (probe.up or probe.announced is None):
-                self._set_down(probe, type(error).__name__)
+            first = probe.announced is None
+            if first or (probe.up and probe.failures >= _FAILURES_UNTIL_DOWN):
+                self._set_down(probe, f"{type(error).__name__} {error}".strip())
             return
         probe.failures = 0
         models = await self._get_models(probe)
@@ -115,18 +122,22 @@ class Prober:
         probe.announced = EngineDown(probe.base_url)
         self._announce(probe.announced)
 
+    async def _get(self, probe: EngineProbe, path: str) -> httpx.Response:
+        async with asyncio.timeout(self._timeout_seconds):  # httpx's own limits start anew with every byte
+            return await self._client.get(probe.base_url + path)
+
     async def _get_models(self, probe: EngineProbe) -> list[dict[str, Any]] | None:
         try:
-            answer = await self._client.get(probe.base_url + "/v1/models")
+            answer = await self._get(probe, "/v1/models")
             entries = answer.raise_for_status().json()["data"]
             return [entry for entry in entries if isinstance(entry.get("id"), str)][:_MAX_MODELS]
-        except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):
+        except (httpx.HTTPError, TimeoutError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return None  # an engine without this endpoint is taken to serve any model
 
     async def _get_cache(self, probe: EngineProbe) -> CacheConfig | None:
         try:
-            text = (await self._client.get(probe.base_url + "/metrics")).raise_for_status().text
-        except httpx.HTTPError:
+            text = (await self._get(probe, "/metrics")).raise_for_status().text
+        except (httpx.HTTPError, TimeoutError):
             return None
         return read_cache_config(text)
 

@@ -37,8 +37,9 @@ HOP_BY_HOP = frozenset(
 )
 """Headers about one connection, in lower case; RFC 9110, section 7.6.1."""
 
-# The client side of the relay sets its own host and length, and "Expect: 100-continue" has been answered.
-_OURS_UPSTREAM = frozenset({"host", "content-length", "expect"})
+# The client side of the relay sets its own host and length, "Expect: 100-continue" has been answered, and the server
+# side has inflated a compressed body.
+_OURS_UPSTREAM = frozenset({"host", "content-length", "expect", "content-encoding"})
 
 # What clients tell the scheduler ends here: it is no business of the engine, nor may a client speak to the
 # engine in the scheduler's name ("x-slai-").
