@@ -88,7 +88,8 @@ def test_config_prints_every_setting_with_its_source(
     monkeypatch.setenv("SLAI_ORDER", "fcfs")
     assert exit_code("config", "--config", str(file), "--port", "9") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "port: 9  # flag" in lines
-    assert "order: fcfs  # environment" in lines
-    assert f"token_budget: 512  # file {file}" in lines
-    assert "host: 127.0.0.1  # default" in lines
+    sources = dict(zip(lines[1:], lines, strict=False))  # each setting stands beneath where it comes from
+    assert sources["port: 9"] == "# flag"
+    assert sources["order: fcfs"] == "# environment"
+    assert sources["token_budget: 512"] == f"# file {file}"
+    assert sources["host: 127.0.0.1"] == "# default"

@@ -95,7 +95,7 @@ def create_app(
         )
         app[_PASS_THROUGH] = PassThrough(driver.scheduler, client)
         # Before the first request: who is there? An engine that is down now costs no more than its refusal.
-        await asyncio.gather(*(prober.look(probe) for probe in prober.probes))
+        await prober.look_first()
         async with asyncio.TaskGroup() as group:
             probing = group.create_task(prober.run(), name="probes")
             yield

@@ -15,7 +15,6 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
 
 from proxy.core.actions import Dispatch, Reject
@@ -94,7 +93,7 @@ class Generator:
             return self._refuse(report, LocalFailure.BAD_REQUEST, bad_request(error))
         except web.HTTPRequestEntityTooLarge:
             return self._refuse(report, LocalFailure.BODY_TOO_LARGE, answer(LocalFailure.BODY_TOO_LARGE))
-        except HttpProcessingError:
+        except web.RequestPayloadError:
             told = answer(LocalFailure.BAD_REQUEST, message="the request body cannot be decoded")
             return self._refuse(report, LocalFailure.BAD_REQUEST, told)
         except (asyncio.CancelledError, ConnectionError):
@@ -200,8 +199,8 @@ class Generator:
         except EngineError as error:
             failure = error.failure
         else:
-            if streamed and upstream.status < _ERROR and not meter.complete:
-                failure = UpstreamFailure.CUT_MID_STREAM  # its connection's end only looked like the stream's
+            if streamed and upstream.ends_with_connection and not meter.complete:
+                failure = UpstreamFailure.CUT_MID_STREAM
         if failure is not None:
             report.outcome, report.reason = Outcome.ENGINE_FAILED, str(failure)
             await self._tell_cut(request, response, meter if streamed else None, failure)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
 
 from proxy.core.request import RejectReason
@@ -33,7 +32,7 @@ class PassThrough:
             body = await request.read()
         except web.HTTPRequestEntityTooLarge:
             return error_response(answer(LocalFailure.BODY_TOO_LARGE))
-        except HttpProcessingError:
+        except web.RequestPayloadError:
             return error_response(answer(LocalFailure.BAD_REQUEST, message="the request body cannot be decoded"))
         engine_id = self.scheduler.place_unscheduled(_model(request, body))
         engine_id = engine_id or self.scheduler.place_unscheduled("")  # the engine itself says that it lacks the model

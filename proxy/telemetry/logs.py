@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 
+from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-_CLIENTS_FAULT = (HttpProcessingError, ConnectionError)
+_CLIENTS_FAULT = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 
 
 def set_up_logging(level: str) -> None:

@@ -68,6 +68,11 @@ class EngineAnswer:
     def content_type(self) -> str:
         return self._response.content_type
 
+    @property
+    def ends_with_connection(self) -> bool:
+        """Whether only the connection's end tells the body's: then it cannot be told from a cut."""
+        return "Content-Length" not in self.headers and "Transfer-Encoding" not in self.headers
+
     async def chunks(self) -> AsyncIterator[bytes]:
         """Give the body in the pieces in which it arrives.
 

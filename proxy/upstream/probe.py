@@ -90,14 +90,20 @@ class Prober:
         except Exception:  # noqa: BLE001 - one engine must not end the watch over the others
             _log.exception("the probe of %s failed through a fault of the proxy", probe.base_url)
 
+    async def look_first(self) -> None:
+        """Probe all engines once at the start; one that is not there then is down, without a second look."""
+        await asyncio.gather(*(self.look(probe) for probe in self.probes))
+        for probe in self.probes:
+            if probe.announced is None:
+                self._set_down(probe, "not ready")
+
     async def _look(self, probe: EngineProbe) -> None:
         try:
             (await self._get(probe, "/health")).raise_for_status()
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             refused = isinstance(error, httpx.ConnectError)
             probe.failures = _FAILURES_UNTIL_DOWN if refused else probe.failures + 1
-            first = probe.announced is None
-            if first or (probe.up and probe.failures >= _FAILURES_UNTIL_DOWN):
+            if probe.failures >= _FAILURES_UNTIL_DOWN and (probe.up or probe.announced is None):
                 self._set_down(probe, f"{type(error).__name__} {error}".strip())
             return
         probe.failures = 0

@@ -11,7 +11,7 @@ import pytest
 from live_proxy import until
 from scripted_engine import Call, Script, head, scripted_engine
 
-from proxy.upstream.client import EngineClient, EngineError, Timeouts, read_chunks
+from proxy.upstream.client import EngineClient, EngineError, Timeouts
 from proxy.wire.errors import UpstreamFailure
 
 PATH = "/v1/completions"
@@ -36,7 +36,7 @@ async def ask(
     body: bytes = b"{}",
 ) -> tuple[int, bytes]:
     async with client.send(url, method, path, headers, body) as response:
-        return response.status, b"".join([data async for data in read_chunks(response)])
+        return response.status, b"".join([data async for data in response.chunks()])
 
 
 async def failure(client: EngineClient, url: str) -> UpstreamFailure:
@@ -163,7 +163,7 @@ class TestRelay:
 
         async with scripted_engine(script) as engine, client_of() as client:
             async with client.send(engine.url, "POST", PATH, (), b"{}") as response:
-                async for _ in read_chunks(response):
+                async for _ in response.chunks():
                     break
             async with asyncio.timeout(1):
                 await engine.calls[0].gone.wait()
