@@ -179,6 +179,11 @@ class TestMistakes:
             (("--engines", "http://"), ("engines (flag)", "http://")),
             (("--engines", "http://h?x=1"), ("engines (flag)", "http://h?x=1")),
             (("--engines", "http://h:1,http://h:1/"), ("engines (flag)", "twice")),
+            (("--engines", "http://h:99999"), ("engines (flag)", "http://h:99999", "65535")),
+            (("--engines", "http://h:abc"), ("engines (flag)", "http://h:abc", "port")),
+            (("--engines", "http://h:1/v1"), ("engines (flag)", "http://h:1/v1", "without /v1")),
+            (("--engines", "https://h/behind/v1/"), ("engines (flag)", "without /v1")),
+            (("--classes", "{bad"), ("not valid JSON", "classes")),
             (("--default-class", "gold"), ("gold", "strict", "relaxed")),
             (("--classes", '{"a": {"tbt": 1}}', "--default-class", "a"), ("classes.a.tbt (flag)", "no such setting")),
             (("--classes", '{"a": {"tbt_seconds": -1}}'), ("classes.a.tbt_seconds (flag)", "greater than 0")),
@@ -188,6 +193,19 @@ class TestMistakes:
         found = complaint(*arguments)
         assert all(word in found for word in words), found
         assert "\n" not in found
+
+    @pytest.mark.parametrize("url", ["http://user:secret@h:1", "http://secret@h:1", "http://:secret@h:1"])
+    def test_credentials_in_the_url_of_an_engine_are_refused_and_not_repeated(self, url: str) -> None:
+        found = complaint("--engines", url)
+        assert "engines (flag)" in found
+        assert "credentials" in found
+        assert "secret" not in found
+
+    def test_classes_in_the_environment_that_are_not_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SLAI_CLASSES", "{bad")
+        found = complaint()
+        assert "classes" in found
+        assert "JSON" in found
 
     @pytest.mark.parametrize(("value", "words"), [("x", "port (environment)"), ("", "port (environment)")])
     def test_environment(self, monkeypatch: pytest.MonkeyPatch, value: str, words: str) -> None:

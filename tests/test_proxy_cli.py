@@ -7,6 +7,7 @@ import pytest
 
 from proxy import __version__
 from proxy.cli import main
+from proxy.config import load_settings
 
 COMMANDS = ("serve", "config", "simulate", "engine")
 
@@ -58,6 +59,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (("serve", "--config", "/no/such/file"), "/no/such/file"),
         (("config", "--port", "abc"), "port (flag)"),
         (("config", "--order", "lifo"), "order (flag)"),
+        (("config", "--classes", "{bad"), "JSON"),
+        (("config", "--engines", "http://h:99999"), "65535"),
+        (("serve", "--port", "0", "--sim-profile", "abacus"), "sim_profile (flag)"),
         (("simulate",), "--rate"),
         (("simulate", "--rate", "-1"), "-1"),
         (("simulate", "--rate", "1", "--trace", "/no/such/file"), "/no/such/file"),
@@ -93,3 +97,26 @@ def test_config_prints_every_setting_with_its_source(
     assert sources["order: fcfs"] == "# environment"
     assert sources["token_budget: 512"] == f"# file {file}"
     assert sources["host: 127.0.0.1"] == "# default"
+
+
+def test_what_config_prints_can_be_kept_as_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    flags = (
+        *("--engines", "http://a:1,https://b/behind/a/path", "--order", "fcfs", "--tiles", "--kv-tokens", "5000"),
+        *("--classes", '{"gold: #1": {"ttft_seconds": 1, "tbt_seconds": 0.05}, "bulk": {}}', "--default-class", "bulk"),
+        *("--otlp-endpoint", "http://127.0.0.1:4318/v1/traces", "--kv-watermark", "1e-3", "--host", "::"),
+    )
+    assert exit_code("config", *flags) == 0
+    file = tmp_path / "settings.yaml"
+    file.write_text(capsys.readouterr().out)
+    (found, sources), (expected, _) = load_settings(("--config", str(file)), "prog"), load_settings(flags, "prog")
+    assert found.model_copy(update={"config": None}) == expected
+    assert sources == {name: "flag" if name == "config" else f"file {file}" for name in sources}
+
+
+def test_an_interrupt_before_a_command_runs_ends_as_shells_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("proxy.config.load_settings", interrupted)
+    for command in ("serve", "config"):
+        assert exit_code(command) == 130

@@ -307,7 +307,11 @@ class Scheduler:
         if engine is not None:
             engine.on_slice_end(piece.slice_id, now)
         entry = self._sliced.get(piece.request_id)
-        if cached or entry is None or piece.number < entry.first_slice:
+        if entry is None or piece.number < entry.first_slice:
+            return []
+        if cached:
+            if engine is not None and piece.tokens == engine.held_tokens(piece.request_id):
+                entry.sliced_in = -1  # all that was sent is cached: the next piece can follow at any time
             return []
         entry.sliceable = False
         return self._unslice(entry)

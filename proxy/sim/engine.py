@@ -55,6 +55,7 @@ class _Sequence:
         "computed",
         "content",
         "decoding",
+        "from_cache",
         "id",
         "known",
         "left",
@@ -66,6 +67,7 @@ class _Sequence:
         self.id = sequence_id
         self.content = content
         self.prompt_tokens = prompt_tokens
+        self.from_cache = 0  # blocks that only the prefix cache held before its admission
         self.cached = 0  # tokens found in the prefix cache at its admission
         self.known = prompt_tokens  # prompt and tokens made so far
         self.computed = 0  # of these, how many have their keys and values in the cache
@@ -284,6 +286,7 @@ class SimulatedEngine:
         # for both is on the safe side.
         running = self._filling.get(sequence.content)
         shared = min(most, running // block_size) if running is not None else 0
+        sequence.from_cache = used
         sequence.blocks = max(used, shared)
         sequence.computed = sequence.cached = sequence.blocks * block_size
         self._take(sequence.blocks)
@@ -297,7 +300,7 @@ class SimulatedEngine:
         rest = self._cache.pop(sequence.content, 0)  # cached beyond what the sequence took from the cache
         self._cached_blocks -= rest
         full = min(sequence.computed, sequence.prompt_tokens) // block_size
-        full = min(max(full, sequence.cached // block_size + rest), self._free_blocks - self._cached_blocks)
+        full = min(max(full, sequence.from_cache + rest), self._free_blocks - self._cached_blocks)
         if full > 0:
             self._cache[sequence.content] = full
             self._cached_blocks += full

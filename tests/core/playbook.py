@@ -5,7 +5,7 @@ from typing import Any
 from builders import make_limits, make_request, make_scheduler
 from invariants import check_after_tick, check_scheduler
 
-from proxy.core.actions import Action, describe
+from proxy.core.actions import Action, Slice, describe
 from proxy.core.engine import EngineBelief
 from proxy.core.events import (
     Arrived,
@@ -33,6 +33,7 @@ class Play:
         self.now = 0.0
         self.actions: list[Action] = []
         """What the last call answered."""
+        self._flying: list[Slice] = []
 
     def engine(self, engine_id: str = "e0") -> EngineBelief:
         return next(e for e in self.scheduler.engines if e.id == engine_id)
@@ -62,7 +63,11 @@ class Play:
         return self.handle(Tokenized(request_id, prompt_tokens), at)
 
     def slice_ended(self, request_id: str, tokens: int, *, cached: bool = True, at: float | None = None) -> list[str]:
-        return self.handle(SliceEnded(request_id, tokens, cached), at)
+        """Of several equal slices on their way the oldest ends; if there is none, one that was never sent."""
+        matching = (s for s in self._flying if (s.request_id, s.tokens) == (request_id, tokens))
+        piece = next(matching, Slice(request_id, "e0", tokens, held_tokens=0, number=1_000_000))
+        self._flying = [s for s in self._flying if s is not piece]
+        return self.handle(SliceEnded(piece, cached), at)
 
     def up(
         self, engine_id: str = "e0", *, at: float | None = None, models: tuple[str, ...] = (), **limits: Any
@@ -92,5 +97,6 @@ class Play:
 
     def _answer(self, actions: list[Action]) -> list[str]:
         self.actions = actions
+        self._flying += (a for a in actions if isinstance(a, Slice))
         check_scheduler(self.scheduler, self.now)
         return [describe(action, self.now).split(" ", 1)[1] for action in actions]

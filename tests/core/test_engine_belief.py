@@ -364,6 +364,23 @@ def test_a_slice_is_backlog_until_a_step_has_worked_on_it_and_a_sequence_until_i
     assert (engine.outstanding, engine.held_tokens("long"), engine.decodes) == (1, 128, 1)
 
 
+def test_what_a_step_leaves_of_a_whole_prompt_counts_for_the_next_as_a_slice_does() -> None:
+    def with_300_tokens_left(*, whole: bool) -> int:
+        engine = make_engine(token_budget=8192, caches_prefixes=True)
+        engine.release("s", 16, 0.0, 0.1)
+        engine.on_tokens("s", 1, 0.03)
+        if whole:
+            engine.release("long", 8191 + 300, 0.04)
+        engine.on_tokens("s", 1, 0.06)
+        if not whole:
+            engine.release("short", 300, 0.065)
+        assert engine.untaken() == 300
+        return engine.room(0, margin=0.03, knee=4.0, smallest=128)
+
+    # Less even, as the next step has the longer context to read.
+    assert with_300_tokens_left(whole=True) <= with_300_tokens_left(whole=False)
+
+
 def test_a_further_slice_and_the_rest_are_as_long_as_what_is_new_in_them() -> None:
     engine = engine_with_streams("a", token_budget=1000)
     used = engine.kv_tokens

@@ -127,6 +127,19 @@ def test_a_step_without_prompt_tokens_gets_the_smallest_tile_even_if_that_breaks
     assert cut(play.tokens("s", at=0.06)) == ("long", 256)
 
 
+def test_a_step_gets_one_piece_of_a_prompt_even_if_there_is_room_for_more_of_it() -> None:
+    play = stage(TileConfig(knee=1000.0))
+    assert play.arrive("r", 16, request_class=RELAXED, at=0.031) == ["dispatch r e0"]
+    play.tokens("s", at=0.06)
+    play.tokens("r", at=0.06)
+    _, end = cut(play.arrive("long", 3000, sliceable=True, at=0.07))
+    assert play.end("s", at=0.075) == [], "the engine would not find the piece before in its cache yet"
+    assert play.engine().room(end, margin=0.03, knee=1000.0, smallest=128) >= 3000 - end
+    assert play.tick(at=0.08) == []
+    assert play.arrive("short", 50, at=0.085) == ["dispatch short e0"], "others may have the room"
+    assert play.tokens("r", at=0.12) == ["dispatch long e0"]
+
+
 def test_a_prompt_released_just_before_a_steps_end_counts_for_the_step_after() -> None:
     late, early = stage(), stage()
     for play, at in ((late, 0.0580), (early, 0.0500)):
@@ -141,7 +154,7 @@ def test_a_prompt_released_just_before_a_steps_end_counts_for_the_step_after() -
 
 def step_with(engine: EngineBelief, tokens: int, offset: int) -> float:
     """How long the next step is predicted to take if ``tokens`` of one more prompt are in it."""
-    load = engine._load(lambda prefill: prefill.joins > engine._step, engine.prefill_budget)
+    load = engine._loads()[1]
     load = load._replace(
         prefill_tokens=load.prefill_tokens + tokens,
         attention=load.attention + tokens * (offset + tokens / 2),
@@ -219,6 +232,14 @@ def test_prefixes_end_on_block_boundaries_and_grow_by_the_smallest_tile_or_more(
     assert all(end % block_tokens == 0 for end in ends)
     assert all(b - a >= 128 for a, b in pairwise([0, *ends]))
     assert ends[-1] < 20_001
+
+
+@pytest.mark.parametrize("block_tokens", [48, 100, 528])
+def test_blocks_that_the_smallest_tile_is_no_multiple_of_do_not_stop_the_work(block_tokens: int) -> None:
+    smallest = -(-128 // block_tokens) * block_tokens
+    play = stage(SMALLEST, block_tokens=block_tokens)
+    ends = run_out(play, "long", cut(play.arrive("long", 5000, sliceable=True, at=0.04))[1])
+    assert ends == [*range(smallest, 5000 - smallest, smallest)] or ends == [*range(smallest, 5000, smallest)]
 
 
 def test_slices_shrink_as_the_tokens_before_them_become_more() -> None:
@@ -398,6 +419,51 @@ def test_an_engine_that_goes_down_half_way_gives_the_prompt_to_another() -> None
     assert all((e.outstanding, e.backlog, e.kv_tokens) == (0, 0, 0) for e in play.scheduler.engines)
 
 
+def test_a_prompt_half_way_goes_on_when_its_slice_ends_before_the_step_is_seen_to() -> None:
+    play = stage(SMALLEST)
+    cut(play.arrive("long", 600, sliceable=True, at=0.04))
+    assert play.slice_ended("long", 128, at=0.06) == ["slice long e0 256"], "its answer came before the stream's token"
+    play.end("s", at=0.061)
+    assert play.slice_ended("long", 256, at=0.08) == ["dispatch long e0"], "no stream is left, so nothing to be kept"
+
+
+def two_streams() -> Play:
+    """Two engines with a strict stream each, ``s`` on ``x`` and ``t`` on ``y``."""
+    play = Play(tiles=SMALLEST, token_budget=8192, caches_prefixes=True, engines=("x", "y"), gate=GATE)
+    assert play.arrive("s", 16, request_class=STRICT) == ["dispatch s x"]
+    assert play.arrive("t", 16, request_class=STRICT) == ["dispatch t y"]
+    play.tokens("s", at=0.03)
+    play.tokens("t", at=0.03)
+    return play
+
+
+def test_slices_may_end_after_their_engine_has_been_down_and_the_prompt_begun_anew_there() -> None:
+    play = two_streams()
+    assert play.arrive("busy", 100_000, at=0.04) == ["dispatch busy x"]
+    assert play.arrive("long", 5000, sliceable=True, at=0.04) == ["slice long y 128"]
+    assert play.tokens("t", at=0.06) == ["slice long y 256"]
+    assert play.down("y") == []
+    assert play.up("y", token_budget=8192, caches_prefixes=True) == []
+    assert play.tokens("t", at=0.09) == ["slice long y 128"]
+    assert play.slice_ended("long", 128) == play.slice_ended("long", 256) == [], "those of the first attempt"
+    play.end("long")
+    play.slice_ended("long", 128)
+    for name in ("s", "t", "busy"):
+        play.end(name)
+    assert all((e.outstanding, e.backlog, e.kv_tokens) == (0, 0, 0) for e in play.scheduler.engines)
+
+
+def test_the_late_end_of_a_slice_says_nothing_of_one_at_another_engine() -> None:
+    play = two_streams()
+    assert play.arrive("long", 5000, sliceable=True, at=0.04) == ["slice long x 128"]
+    assert play.down("x", at=0.041) == ["slice long y 128"]
+    assert play.slice_ended("long", 128, cached=False, at=0.042) == [], "that is the one at x"
+    x, y = play.scheduler.engines
+    assert (x.backlog, x.sliced) == (0, 0)
+    assert (y.backlog, y.sliced) == (128, 1)
+    assert play.tokens("t", at=0.08) == ["slice long y 256"]
+
+
 def test_the_only_engine_going_down_half_way_refuses_the_request() -> None:
     play = stage(SMALLEST)
     cut(play.arrive("long", 600, sliceable=True, at=0.04))
@@ -434,6 +500,33 @@ def test_slices_that_are_not_cached_are_given_up_for_the_whole_prompt() -> None:
     play.end("long")
     play.end("s")
     assert account(play) == (0, 0, 0, 0)
+
+
+def test_a_request_half_way_is_refused_when_the_proxy_shuts_down() -> None:
+    play = stage(SMALLEST)
+    cut(play.arrive("long", 5000, sliceable=True, at=0.04))
+    cut(play.tokens("s", at=0.06))
+    assert play.drain() == ["reject long draining"]
+    assert play.scheduler.waiting == 0
+    assert play.slice_ended("long", 128, cached=False, at=0.061) == []
+    assert play.slice_ended("long", 256, at=0.062) == []
+    assert play.tokens("s", at=0.08) == []
+    play.end("s")
+    assert account(play) == (0, 0, 0, 0)
+    assert play.scheduler.next_deadline() is None
+
+
+def test_a_full_queue_refuses_what_could_not_begin_in_this_tile() -> None:
+    play = stage(max_queue_requests=0)
+    cut(play.arrive("a", 3000, sliceable=True, at=0.04))
+    assert play.arrive("b", 50_000, at=0.04) == ["reject b queue_full"]
+    assert play.arrive("c", 50_000, sliceable=True, at=0.04) == ["reject c queue_full"]
+    assert play.scheduler.waiting == 0
+
+
+def test_a_full_queue_does_not_matter_to_what_begins_now() -> None:
+    assert stage(max_queue_requests=0).arrive("a", 100, at=0.04) == ["dispatch a e0"]
+    assert stage(max_queue_requests=0).arrive("b", 50_000, at=0.04) == ["dispatch b e0"], "alone in its step"
 
 
 def test_the_kv_cache_must_hold_all_that_is_left_of_a_prompt_before_a_slice_is_sent() -> None:

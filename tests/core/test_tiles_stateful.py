@@ -1,4 +1,7 @@
-"""The scheduler with tiles, under any sequence of events: slices that end late, in any order, cached or not."""
+"""The scheduler with tiles, under any sequence of events: slices that end late, in any order, cached or not.
+
+A slice may outlive what it was for: its request, its request's stay at that engine, and its engine's being up.
+"""
 
 from dataclasses import dataclass, field
 
@@ -13,6 +16,7 @@ from proxy.core.admission import GateConfig
 from proxy.core.engine import EngineBelief, EngineLimits
 from proxy.core.events import (
     Arrived,
+    DrainStarted,
     Ended,
     EngineDown,
     EngineUp,
@@ -22,7 +26,7 @@ from proxy.core.events import (
     Tokenized,
     TokensProduced,
 )
-from proxy.core.request import RELAXED, STRICT, Request, RequestClass
+from proxy.core.request import RELAXED, STRICT, RejectReason, Request, RequestClass
 from proxy.core.scheduler import Scheduler, SchedulerConfig
 from proxy.core.tiles import TileConfig
 
@@ -43,7 +47,7 @@ limits = st.builds(
     token_budget=st.sampled_from([512, 8192]),
     max_num_seqs=st.sampled_from([2, 8, 8]),
     kv_tokens=st.sampled_from([None, None, None, 20_000]),
-    block_tokens=st.sampled_from([16, 64]),
+    block_tokens=st.sampled_from([16, 48, 64, 528]),
     caches_prefixes=st.sampled_from([True, True, False]),
 )
 intervals = st.one_of(st.integers(0, 100_000), st.integers(0, 3_000_000)).map(lambda us: us / 1e6)
@@ -64,8 +68,15 @@ class Live:
     sliceable: bool = False
     tokens: int = 0
     held: int = 0
-    """End of its last slice, and where that was sent."""
+    """End of its last slice, where that was sent, and in which step of that engine."""
     at: str | None = None
+    step: int = -1
+    numbers: set[int] = field(default_factory=set)
+    """Of the slices that count: those of earlier attempts may still be on their way."""
+
+    def begin_anew(self) -> None:
+        self.held, self.at, self.step = 0, None, -1
+        self.numbers.clear()
 
 
 @dataclass
@@ -78,10 +89,13 @@ class Shell:
     over: set[str] = field(default_factory=set)
     slices: list[Slice] = field(default_factory=list)
     """On their way."""
+    sent: set[str] = field(default_factory=set)
+    """Ids of all slices ever."""
+    draining: bool = False
 
 
 class Tiles(RuleBasedStateMachine):
-    """Two engines. A slice of an engine that went down ends before the engine comes up again."""
+    """Two engines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,27 +192,45 @@ class Tiles(RuleBasedStateMachine):
     def not_started(self, pick: int, back_off: float) -> None:
         released = [live for live in self.shell.live.values() if live.engine and not live.tokens]
         live = released[pick % len(released)]
-        for piece in [s for s in self.shell.slices if s.request_id == live.request.id]:
-            self.end_slice(piece, cached=True)
-        live.engine, live.held, live.at = None, 0, None
+        live.engine = None
+        live.begin_anew()
         self.feed(NotStarted(live.request.id, back_off))
 
     @precondition(lambda self: sum(self.shell.up.values()) > 1)
     @rule(engine=st.sampled_from("xy"))
     def engine_down(self, engine: str) -> None:
         self.shell.up[engine] = False
-        for piece in [s for s in self.shell.slices if s.engine_id == engine]:
-            self.end_slice(piece, cached=False)
         for live in self.shell.live.values():
             if live.at == engine and live.engine is None:
-                live.held, live.at = 0, None
+                live.begin_anew()
         self.feed(EngineDown(engine))
+
+    @precondition(lambda self: self.shell.slices)
+    @rule(pick=picks, steps=st.integers(0, 3))
+    def engine_flaps(self, pick: int, steps: int) -> None:
+        """A probe fails and the next does not; the engine has gone on with its slices."""
+        engine = self.shell.slices[pick % len(self.shell.slices)].engine_id
+        self.engine_down(engine)
+        self.engine_up(engine, self.shell.limits[engine])
+        for _ in range(steps):
+            self.step(engine, 0.03, 1)
 
     @rule(engine=st.sampled_from("xy"), of=limits)
     def engine_up(self, engine: str, of: EngineLimits) -> None:
         self.shell.up[engine] = True
         self.shell.limits[engine] = of
         self.feed(EngineUp(engine, of))
+
+    @precondition(lambda self: len(self.shell.live) > 4 and not self.shell.draining)
+    @rule()
+    def drain(self) -> None:
+        """What waits is refused, half-way or not; what was sent whole ends as ever."""
+        self.shell.draining = True
+        for live in self.shell.live.values():
+            if live.engine is None:
+                live.begin_anew()
+        self.feed(DrainStarted())
+        assert all(live.engine for live in self.shell.live.values())
 
     def teardown(self) -> None:
         for request_id in list(self.shell.live):
@@ -225,9 +257,10 @@ class Tiles(RuleBasedStateMachine):
     def end_slice(self, piece: Slice, *, cached: bool) -> None:
         self.shell.slices.remove(piece)
         live = self.shell.live.get(piece.request_id)
-        if live is not None and not cached and live.engine is None and live.at is not None:
-            live.sliceable, live.held, live.at = False, 0, None
-        self.feed(SliceEnded(piece.request_id, piece.tokens, cached))
+        if live is not None and not cached and live.engine is None and piece.number in live.numbers:
+            live.sliceable = False
+            live.begin_anew()
+        self.feed(SliceEnded(piece, cached))
 
     def end_request(self, request_id: str) -> None:
         del self.shell.live[request_id]
@@ -241,17 +274,22 @@ class Tiles(RuleBasedStateMachine):
         for action in actions:
             live = self.shell.live[action.request_id]
             assert live.engine is None, "it was dispatched already"
+            assert isinstance(action, Reject) or not self.shell.draining
             match action:
                 case Slice(request_id, engine_id, tokens):
                     self.check_slice(live, action)
-                    live.held, live.at = tokens, engine_id
-                    assert action not in self.shell.slices
+                    live.held, live.at, live.step = tokens, engine_id, self.engine(engine_id).step
+                    live.numbers.add(action.number)
+                    assert action.slice_id not in self.shell.sent
+                    self.shell.sent.add(action.slice_id)
                     self.shell.slices.append(action)
                 case Dispatch(request_id, engine_id):
                     assert live.at in (None, engine_id), "the rest goes where its slices are"
+                    self.check_one_piece_per_step(live, engine_id)
                     live.engine = engine_id
-                case Reject(request_id):
+                case Reject(request_id, reason):
                     assert live.at is None, "what has begun is not refused"
+                    assert not self.shell.draining or reason is RejectReason.DRAINING
                     del self.shell.live[request_id]
                     self.shell.over.add(request_id)
             assert isinstance(action, Reject) or is_open(self.engine(action.engine_id), self.now)
@@ -268,13 +306,20 @@ class Tiles(RuleBasedStateMachine):
     def engine(self, engine_id: str) -> EngineBelief:
         return next(e for e in self.scheduler.engines if e.id == engine_id)
 
+    def check_one_piece_per_step(self, live: Live, engine_id: str) -> None:
+        """A piece finds the one before in the engine's cache: its step is over, or so is the slice itself."""
+        flying = {piece.number for piece in self.shell.slices}
+        assert live.at is None or self.engine(engine_id).step > live.step or not live.numbers & flying
+
     def check_slice(self, live: Live, piece: Slice) -> None:
         of, tiles = self.shell.limits[piece.engine_id], self.scheduler.config.tiles
         assert tiles is not None
         assert live.sliceable
         assert of.caches_prefixes
         assert live.at in (None, piece.engine_id)
+        assert live.held == piece.held_tokens
         assert live.held + tiles.smallest_tokens <= piece.tokens < live.request.prompt_tokens
+        self.check_one_piece_per_step(live, piece.engine_id)
         assert piece.tokens % of.block_tokens == 0
         assert self.engine(piece.engine_id).strictest_tbt_seconds is not None
 

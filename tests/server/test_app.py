@@ -128,6 +128,14 @@ async def test_a_fault_of_the_proxy_is_told_logged_and_counted_once(
         assert proxy.reasons() == {"internal": 1}
 
 
+async def test_an_engine_whose_list_of_models_makes_no_sense_does_not_end_the_proxy() -> None:
+    async with scripted_engine() as engine, live_proxy(engine, probe_interval_seconds=0.02) as proxy:
+        engine.routes["GET /v1/models"] = lambda call: call.answer(b"[" * 100_000)
+        count = engine.probes["GET /health"]
+        await until(lambda: engine.probes["GET /health"] > count + 3)
+        assert (await proxy.fetch())[0] == 200
+
+
 async def test_limits_may_come_from_elsewhere() -> None:
     known = EngineLimits(777, 33, 5555)
     async with scripted_engine() as engine, live_proxy(engine, limits=lambda _: known, max_num_seqs=1) as proxy:

@@ -1,12 +1,18 @@
 """Clients that leave, at every stage: the engine hears of it within a second, and nothing is held for them any more."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import aiohttp
 import pytest
-from live_proxy import CHAT, LiveProxy, live_proxy, raw_post, until
+from aiohttp import web
+from live_proxy import CHAT, LiveProxy, live_proxy, raw_post, serving, until
 from scripted_engine import Call, ScriptedEngine, reset, scripted_engine, token
+
+from proxy.config import Settings
+from proxy.server.app import create_app
 
 STREAMED = b'{"model": "m", "prompt": "hello", "stream": true}'
 WHOLE = b'{"model": "m", "prompt": "hello"}'
@@ -94,6 +100,23 @@ async def test_between_the_head_and_the_first_token() -> None:
         await check_gone(proxy, engine)
 
 
+async def test_just_before_the_proxy_writes(caplog: pytest.LogCaptureFixture) -> None:
+    """The write fails before the news that the client has gone comes."""
+
+    async def leave(request: web.BaseRequest, _: web.StreamResponse) -> None:
+        assert request.transport is not None
+        request.transport.abort()
+
+    async with scripted_engine(hold) as engine:
+        app = create_app(Settings(engines=(engine.url,)))
+        app.on_response_prepare.append(leave)
+        async with serving(app) as proxy:
+            with pytest.raises(aiohttp.ClientError):
+                await proxy.fetch()
+            await check_gone(proxy, engine)
+    assert not [record.message for record in caplog.records if record.levelno >= logging.ERROR]
+
+
 async def test_in_the_middle_of_an_answer_in_one_piece() -> None:
     async def script(call: Call) -> None:
         await call.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
@@ -178,7 +201,6 @@ def _handlers() -> int:
     return sum("_handle_request" in repr(task.get_coro()) for task in asyncio.all_tasks())
 
 
-@pytest.mark.filterwarnings("ignore:Sending a large body")  # aiohttp's client; an error here, not in production
 async def test_during_the_upload_of_a_large_body_to_the_engine() -> None:
     """The engine does not read; the client leaves while the proxy is still sending."""
     body = b'{"model": "m", "prompt": "' + b"x" * 8_000_000 + b'"}'

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 from live_proxy import CHAT, LiveProxy, exchange, live_proxy, raw_post, until
-from scripted_engine import DONE, JSON, SSE, Call, chunk, event, head, scripted_engine, token, two_tokens
+from scripted_engine import DONE, JSON, SSE, Call, Script, chunk, event, head, last, scripted_engine, token, two_tokens
 
 STREAMED = b'{"model": "m", "prompt": "hello", "stream": true}'
 WHOLE = b'{"model": "m", "prompt": "hello"}'
@@ -29,6 +29,16 @@ async def served(call: Call) -> None:
 
 
 SERVED = (200, b'{"served": true}')
+
+
+def ending_with_connection(*pieces: bytes) -> Script:
+    """A stream whose end only the end of the connection tells."""
+
+    async def script(call: Call) -> None:
+        await call.send(head("200 OK", *SSE, "Connection: close") + b"".join(pieces))
+        call.close()
+
+    return script
 
 
 class TestAnswersThatAreErrors:
@@ -93,7 +103,7 @@ class TestEnginesThatTurnAway:
             assert [b - a >= 0.199 for a, b in pairwise(times)] == [True, True]
             assert proxy.outcomes() == {"completed": 1}
 
-    @pytest.mark.parametrize("value", ["Wed, 21 Oct 2026 07:28:00 GMT", "-5", "0", "soon", ""])
+    @pytest.mark.parametrize("value", ["Wed, 21 Oct 2026 07:28:00 GMT", "-5", "0", "soon", "nan", "-inf", ""])
     async def test_whatever_it_asks_for_it_is_not_called_again_at_once(self, value: str) -> None:
         async def script(call: Call) -> None:
             await call.answer(b"", status="503 Service Unavailable", headers=(f"Retry-After: {value}",))
@@ -151,6 +161,17 @@ class TestEnginesThatCannotBeReached:
             assert proxy.reasons() == {"no_engine": 1}
             await engine.start()
             await until(lambda: proxy.scheduler.engines[0].up)
+
+    async def test_one_that_has_come_back_is_used_at_once(self) -> None:
+        """Its back-off from the refused connection, a second, ends with the outage."""
+        async with scripted_engine() as engine, live_proxy(engine, probe_interval_seconds=0.02) as proxy:
+            await engine.stop()
+            assert (await proxy.fetch())[0] == 503
+            await engine.start()
+            await until(lambda: proxy.scheduler.engines[0].up)
+            begun = asyncio.get_running_loop().time()
+            assert (await proxy.fetch())[0] == 200
+            assert asyncio.get_running_loop().time() - begun < 0.7
 
 
 class TestEnginesThatSayNothing:
@@ -262,6 +283,52 @@ class TestStreamsThatBreakOff:
             async with asyncio.timeout(1):
                 await engine.calls[0].gone.wait()
             assert proxy.reasons() == {"timed_out": 1}
+
+    async def test_a_malformed_chunk(self) -> None:
+        """aiohttp closes the connection then, but tells nobody."""
+
+        async def script(call: Call) -> None:
+            await call.begin()
+            await call.write(token())
+            await until(lambda: proxy.scheduler.engines[0].decodes)
+            await call.send(b"not hex\r\n")
+            await call.gone.wait()
+
+        async with scripted_engine(script) as engine, live_proxy(engine, idle_timeout_seconds=0.2) as proxy:
+            body = await self.broken(proxy)
+            check_shape(told(body.removeprefix(token()).strip()))
+
+    async def test_one_of_stated_length_is_cut_for_the_client_too(self) -> None:
+        """An error event would be shorter than what is missing, and the client would wait for the rest."""
+
+        async def script(call: Call) -> None:
+            await call.send(head("200 OK", *SSE, "Content-Length: 5000") + token())
+            await asyncio.wait_for(received.wait(), 5)
+            call.close()
+
+        received = asyncio.Event()
+        async with scripted_engine(script) as engine, live_proxy(engine) as proxy:
+            async with proxy.post() as response:
+                assert await response.content.readany() == token()
+                received.set()
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    await asyncio.wait_for(response.read(), 5)
+            assert proxy.outcomes() == {"engine_failed": 1}
+
+    @pytest.mark.parametrize("pieces", [(), (token(), token()), (token() + b"data: {",)])
+    async def test_one_that_ends_with_its_connection_before_its_own_end(self, pieces: tuple[bytes, ...]) -> None:
+        async with scripted_engine(ending_with_connection(*pieces)) as engine, live_proxy(engine) as proxy:
+            body = await self.broken(proxy)
+            sent = b"".join(pieces)
+            assert body.startswith(sent)
+            check_shape(told(body.removeprefix(sent).strip()))
+            assert proxy.reasons() == {"cut_mid_stream": 1}
+
+    @pytest.mark.parametrize("end", [DONE, last(), last() + DONE])
+    async def test_one_that_ends_with_its_connection_after_its_own_end_is_whole(self, end: bytes) -> None:
+        async with scripted_engine(ending_with_connection(token(), end)) as engine, live_proxy(engine) as proxy:
+            assert await proxy.fetch() == (200, token() + end)
+            assert proxy.outcomes() == {"completed": 1}
 
     async def test_the_connection_to_the_client_can_be_used_again(self) -> None:
         async def script(call: Call) -> None:

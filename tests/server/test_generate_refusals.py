@@ -10,6 +10,7 @@ from live_proxy import CHAT, COMPLETIONS, LiveProxy, exchange, live_proxy, raw_p
 from scripted_engine import Call, ScriptedEngine, chunk, scripted_engine, token
 
 from proxy.core.engine import EngineLimits
+from proxy.telemetry.logs import is_our_fault
 
 STREAMED = b'{"model": "m", "prompt": "hello", "stream": true}'
 
@@ -63,6 +64,17 @@ async def test_bodies_that_are_no_requests() -> None:
         assert proxy.reasons() == {"bad_request": 2 * len(NO_REQUESTS)}
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/embeddings"])
+async def test_a_body_that_is_not_what_its_encoding_says(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with scripted_engine() as engine, live_proxy(engine) as proxy:
+        answer = await exchange(proxy, raw_post(b"garbage", "Content-Encoding: gzip", path=path))
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert error_of(answer.partition(b"\r\n\r\n")[2])["type"] == "invalid_request_error"
+        assert engine.calls == []
+        assert proxy.reasons() == ({"bad_request": 1} if path == COMPLETIONS else {})
+    assert not [record for record in caplog.records if is_our_fault(record)]
+
+
 async def test_the_field_at_fault_is_named() -> None:
     async with scripted_engine() as engine, live_proxy(engine) as proxy:
         for body, param in ((b'{"model": 3}', "model"), (b'{"max_tokens": "x"}', "max_tokens"), (b"{}]", None)):
@@ -111,7 +123,6 @@ async def test_a_model_whose_engine_is_down_exists_all_the_same() -> None:
 
 
 class TestSize:
-    @pytest.mark.filterwarnings("ignore:Sending a large body")  # aiohttp's client; an error here, not in production
     async def test_three_megabytes_are_accepted(self) -> None:
         body = b'{"model": "m", "prompt": "' + b"x" * 3_000_000 + b'"}'
         async with scripted_engine() as engine, live_proxy(engine) as proxy:

@@ -137,6 +137,17 @@ async def test_a_compressed_answer_passes_as_it_is() -> None:
         assert engine.calls[0].header("accept-encoding") == ["identity"]
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/embeddings"])
+async def test_a_compressed_request_reaches_the_engine_readable(path: str) -> None:
+    """It is inflated on the way; a header that still called it compressed would make it garbage."""
+    async with scripted_engine() as engine, live_proxy(engine) as proxy:
+        await exchange(proxy, raw_post(gzip.compress(STREAMED), "Content-Encoding: gzip", path=path))
+        call = engine.calls[0]
+        assert call.body == STREAMED
+        assert call.header("content-encoding") == []
+        assert call.header("content-length") == [str(len(STREAMED))]
+
+
 async def test_an_event_leaves_before_the_engine_makes_the_next() -> None:
     """Each chunk is made only after the client has the one before it, so any buffering would end in a deadlock."""
     received = asyncio.Semaphore(0)
@@ -207,6 +218,12 @@ async def test_the_engine_gets_the_clients_headers_and_nothing_else() -> None:
             ("accept-encoding", "identity"),
             ("content-length", str(len(REQUESTS[0]))),
         ]
+
+
+async def test_a_header_repeated_in_another_spelling_keeps_both_values() -> None:
+    async with scripted_engine() as engine, live_proxy(engine) as proxy:
+        await exchange(proxy, raw_post(STREAMED, "X-A: 1", "x-a: 2"))
+        assert engine.calls[0].header("x-a") == ["1", "2"]
 
 
 async def test_the_client_gets_the_engines_headers_and_hop_by_hop_ones_of_its_own() -> None:

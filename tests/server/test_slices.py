@@ -1,14 +1,15 @@
 """Slices on the wire: what the engine gets of a prompt before the client's own request, and what may go wrong."""
 
 import asyncio
+import gc
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
 from live_proxy import COMPLETIONS, LiveProxy, live_proxy, until
-from scripted_engine import DONE, Call, Script, ScriptedEngine, last, scripted_engine, token, usage
+from scripted_engine import DONE, Call, Script, ScriptedEngine, head, last, scripted_engine, token, usage
 
 from proxy.core.actions import Slice
 from proxy.core.events import Event, SliceEnded, Tokenized
@@ -63,12 +64,18 @@ class Stage:
         assert plan is not None
         return Slicer("r", plan, self.driver, self.client, self.metrics, slice_headers((headers or {}).items()))
 
-    async def send(self, slicer: Slicer, tokens: int) -> Event:
+    async def send(self, slicer: Slicer, tokens: int, held: int = 0) -> Event:
         """Send a slice and return what the driver is told of it."""
         before = len(self.driver.events)
-        slicer.send(Slice("r", self.engine.url, tokens))
+        slicer.send(self.piece(tokens, held))
         await until(lambda: len(self.driver.events) > before)
         return self.driver.events[-1]
+
+    def piece(self, tokens: int, held: int = 0) -> Slice:
+        return Slice("r", self.engine.url, tokens, held, number=tokens)
+
+    def ended(self, tokens: int, held: int = 0, *, cached: bool) -> SliceEnded:
+        return SliceEnded(self.piece(tokens, held), cached)
 
     def counted(self, name: str) -> float:
         lines = self.metrics.exposition().decode().splitlines()
@@ -90,8 +97,8 @@ async def stage(script: Script | None = None) -> AsyncIterator[Stage]:
 async def test_a_slice_is_a_completion_of_one_token_with_the_first_ids() -> None:
     async with stage() as on:
         slicer = on.slicer(encode(stream=True, max_tokens=99, cache_salt="s"))
-        for tokens in (128, 512):
-            assert await on.send(slicer, tokens) == SliceEnded("r", tokens, cached=True)
+        for tokens, held in ((128, 0), (512, 128)):
+            assert await on.send(slicer, tokens, held) == on.ended(tokens, held, cached=True)
         for call, tokens in zip(on.engine.calls, (128, 512), strict=True):
             assert (call.method, call.target) == ("POST", COMPLETIONS)
             fields = {"model": "m", "prompt": IDS[:tokens], "max_tokens": 1, "temperature": 0, "cache_salt": "s"}
@@ -124,16 +131,16 @@ async def test_half_of_what_was_sent_before_must_have_been_found(cached: int | N
         slicer = on.slicer()
         await on.send(slicer, 256)
         on.engine.script = answering(cached)
-        assert await on.send(slicer, 512) == SliceEnded("r", 512, cached=True)
+        assert await on.send(slicer, 512, 256) == on.ended(512, 256, cached=True)
 
 
 @pytest.mark.parametrize("cached", [0, 16, 127])
 async def test_an_engine_that_finds_less_does_not_cache_slices(cached: int) -> None:
     async with stage(answering(0)) as on:
         slicer = on.slicer()
-        assert await on.send(slicer, 256) == SliceEnded("r", 256, cached=True), "nothing was there to be found"
+        assert await on.send(slicer, 256) == on.ended(256, cached=True), "nothing was there to be found"
         on.engine.script = answering(cached)
-        assert await on.send(slicer, 512) == SliceEnded("r", 512, cached=False)
+        assert await on.send(slicer, 512, 256) == on.ended(512, 256, cached=False)
         assert on.counted("slai_slices_total") == 2
         assert on.counted("slai_slice_tokens_total") == 512
         assert on.counted('slai_slice_prefix_tokens_total{cached="yes"}') == cached
@@ -143,7 +150,9 @@ async def test_an_engine_that_finds_less_does_not_cache_slices(cached: int) -> N
 @pytest.mark.parametrize("status", ["400 Bad Request", "404 Not Found", "429 Too Many Requests", "500 Oops"])
 async def test_a_slice_that_is_refused_is_not_cached(status: str) -> None:
     async with stage(answering(status=status)) as on:
-        assert await on.send(on.slicer(), 128) == SliceEnded("r", 128, cached=False)
+        assert await on.send(on.slicer(), 128) == on.ended(128, cached=False)
+        assert on.counted("slai_slices_total") == 0, "the engine has worked on none"
+        assert on.counted("slai_slice_tokens_total") == 0
 
 
 async def test_a_slice_whose_connection_breaks_before_the_answer_is_not_cached() -> None:
@@ -151,13 +160,70 @@ async def test_a_slice_whose_connection_breaks_before_the_answer_is_not_cached()
         call.reset()
 
     async with stage(break_off) as on:
-        assert await on.send(on.slicer(), 128) == SliceEnded("r", 128, cached=False)
+        assert await on.send(on.slicer(), 128) == on.ended(128, cached=False)
+
+
+@contextmanager
+def no_unhandled_errors() -> Iterator[None]:
+    """Assert that no task ended with an error that nobody took."""
+    errors: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+    try:
+        yield
+        gc.collect()  # a task tells of its error when it is collected
+        assert errors == []
+    finally:
+        loop.set_exception_handler(None)
+
+
+async def cut_off(call: Call) -> None:
+    await call.send(head("200 OK", "Content-Type: application/json", "Content-Length: 100") + b"{")
+    call.reset()
+
+
+async def test_a_slice_whose_answer_is_cut_in_its_middle_is_not_cached() -> None:
+    async with stage(cut_off) as on:
+        with no_unhandled_errors():
+            slicer = on.slicer()
+            assert await on.send(slicer, 128) == on.ended(128, cached=False)
+            await until(lambda: not slicer._tasks)
+        assert on.counted("slai_slices_total") == 0
+
+
+async def test_a_request_whose_tokens_are_cut_in_the_middle_is_not_sliceable() -> None:
+    async with stage(cut_off) as on:
+        with no_unhandled_errors():
+            slicer = on.slicer(encode("a long text"))
+            slicer.tokenize(on.engine.url)
+            await until(lambda: on.engine.calls and not slicer._tasks)
+        assert on.driver.events == []
+        assert slicer.plan.ids is None
+
+
+async def test_slices_that_begin_anew_need_nothing_of_those_before() -> None:
+    async with stage(answering(0)) as on:
+        slicer = on.slicer()
+        await on.send(slicer, 512)
+        assert await on.send(slicer, 128) == on.ended(128, cached=True), "the first at another engine"
+        assert on.counted("slai_slice_tokens_total") == 512 + 128
+        assert on.counted("slai_slice_prefix_tokens_total") == 0
+
+
+async def test_slices_cancelled_before_they_are_sent_end_and_are_never_sent() -> None:
+    async with stage() as on:
+        slicer = on.slicer()
+        slicer.send(on.piece(128))
+        slicer.cancel()
+        await until(lambda: on.driver.events and not slicer._tasks)
+        assert on.driver.events == [on.ended(128, cached=False)]
+        assert on.engine.calls == []
 
 
 async def test_a_slice_to_an_engine_that_is_gone_is_not_cached() -> None:
     async with stage() as on:
         await on.engine.stop()
-        assert await on.send(on.slicer(), 128) == SliceEnded("r", 128, cached=False)
+        assert await on.send(on.slicer(), 128) == on.ended(128, cached=False)
 
 
 async def test_cancelled_slices_are_aborted_at_the_engine_and_end_once() -> None:
@@ -167,13 +233,13 @@ async def test_cancelled_slices_are_aborted_at_the_engine_and_end_once() -> None
     async with stage(wait) as on:
         slicer = on.slicer()
         for tokens in (128, 256):
-            slicer.send(Slice("r", on.engine.url, tokens))
+            slicer.send(on.piece(tokens))
         await until(lambda: len(on.engine.calls) == 2)
         slicer.cancel()
         await until(lambda: len(on.driver.events) == 2)
         for call in on.engine.calls:
             await asyncio.wait_for(call.gone.wait(), 5)
-        ended = [SliceEnded("r", 128, cached=False), SliceEnded("r", 256, cached=False)]
+        ended = [on.ended(128, cached=False), on.ended(256, cached=False)]
         assert sorted(on.driver.events, key=repr) == ended
 
 
@@ -318,6 +384,7 @@ async def test_a_text_is_tokenized_by_the_engine_before_it_is_sliced() -> None:
         await until(lambda: at.slices)
         text = encode("x" * 40_000, stream=True)
         own = asyncio.ensure_future(at.proxy.fetch(body=text))
+        await until(lambda: at.proxy.scheduler.waiting_tokens == len(IDS))  # its exact length
         await at.step_until(lambda: own.done() and first.done(), stream)
         assert (await own)[0] == 200
         assert [call.target for call in at.engine.calls].count("/tokenize") == 1

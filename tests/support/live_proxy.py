@@ -132,7 +132,13 @@ async def live_proxy(
     """Serve in front of ``engines``; at the end nothing may be held for any request."""
     urls = tuple(engine if isinstance(engine, str) else engine.url for engine in engines)
     configured = Settings(engines=urls, **{"probe_interval_seconds": NO_PROBES, **settings})
-    app = create_app(configured, limits=limits, tracing=tracing)
+    async with serving(create_app(configured, limits=limits, tracing=tracing)) as proxy:
+        yield proxy
+
+
+@asynccontextmanager
+async def serving(app: web.Application) -> AsyncIterator[LiveProxy]:
+    """Serve an application of ``create_app``, as ``live_proxy`` does."""
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
     try:

@@ -42,6 +42,11 @@ def test_p99_is_the_smallest_gap_that_99_percent_do_not_exceed(gaps: int, positi
     assert times.gap_p99() == position
 
 
+def test_no_percentile_exceeds_the_maximum() -> None:
+    times = times_of(0.0, 0.1)  # in single precision 0.1 is more than 0.1
+    assert times.gap_p99() == times.gap_max == 0.1
+
+
 def test_a_gap_as_long_as_the_deadline_keeps_it() -> None:
     assert times_of(0.0, 0.5, 1.0, 1.75, tbt_seconds=0.5).misses == 1
     assert times_of(0.0, 0.5, 1.0, 1.75).misses == 0, "nothing was promised"

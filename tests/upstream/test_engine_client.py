@@ -134,6 +134,28 @@ class TestRelay:
             assert await ask(client, engine.url) == (200, b"x" * pieces)
             assert client._session.timeout.total is None
 
+    async def test_a_slow_reader_does_not_make_the_engine_a_silent_one(self) -> None:
+        """Only while we wait for the engine does its silence count."""
+        idle, read_again = 0.2, asyncio.Event()
+
+        async def script(call: Call) -> None:
+            await call.begin()
+            await call.write(b"a")
+            await read_again.wait()
+            await call.write(b"b")
+            await call.end()
+
+        async with (
+            scripted_engine(script) as engine,
+            client_of(idle=idle) as client,
+            client.send(engine.url, "POST", PATH, (), b"{}") as response,
+        ):
+            pieces = response.chunks()
+            assert await anext(pieces) == b"a"
+            await asyncio.sleep(3 * idle)  # the reader's slowness, not a wait of the test
+            read_again.set()
+            assert [piece async for piece in pieces] == [b"b"]
+
     async def test_many_answers_at_once_do_not_queue_for_connections(self) -> None:
         everybody = asyncio.Event()
         streams = 130  # aiohttp's default limit is 100

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 from live_proxy import until
-from scripted_engine import Call, ScriptedEngine, scripted_engine
+from scripted_engine import Call, ScriptedEngine, head, scripted_engine
 
 from proxy.core.engine import CacheConfig, EngineLimits
 from proxy.core.events import EngineDown, EngineUp
@@ -94,6 +94,32 @@ async def test_sick_from_the_start() -> None:
         assert await watch.look() == []
 
 
+async def test_at_the_start_there_is_no_second_look() -> None:
+    async with scripted_engine() as sick, scripted_engine() as absent, scripted_engine(None, "a") as well:
+        sick.routes["GET /health"], healthy = refuse, sick.routes["GET /health"]
+        await absent.stop()
+        async with watching(sick, absent, well) as watch:
+            await watch.prober.look_first()
+            up = EngineUp(well.url, limits(None), frozenset("a"))
+            assert sorted(watch.said, key=repr) == sorted([EngineDown(sick.url), EngineDown(absent.url), up], key=repr)
+            assert sick.probes["GET /health"] == 1
+            assert await watch.look(3) == [], "it is said once"
+            sick.routes["GET /health"] = healthy
+            assert [type(said) for said in await watch.look()] == [EngineUp]
+
+
+async def test_a_fault_of_our_own_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
+    def limits_that_fail(_: CacheConfig) -> EngineLimits:
+        raise ZeroDivisionError
+
+    async with scripted_engine() as engine, watching(engine) as watch:
+        watch.prober._limits = limits_that_fail
+        assert await watch.look() == []
+        assert engine.url in caplog.text
+        watch.prober._limits = limits_of
+        assert [type(said) for said in await watch.look()] == [EngineUp]
+
+
 async def test_recovery() -> None:
     async with scripted_engine() as engine, watching(engine) as watch:
         (up,) = await watch.look()
@@ -104,7 +130,7 @@ async def test_recovery() -> None:
         assert await watch.look() == []
 
 
-@pytest.mark.parametrize("how", ["silent", "cut", "garbage", "redirect"])
+@pytest.mark.parametrize("how", ["silent", "cut", "garbage", "redirect", "endless"])
 async def test_bad_health_answers_are_failures(how: str) -> None:
     async def script(call: Call) -> None:
         if how == "silent":
@@ -113,10 +139,16 @@ async def test_bad_health_answers_are_failures(how: str) -> None:
             await call.send(b"\x00\x01\r\n\r\n")
         elif how == "redirect":
             await call.answer(b"", status="302 Found", headers=("Location: /login",))
+        elif how == "endless":
+            await call.send(head("200 OK", "Content-Length: 100000"))
+            while not call.gone.is_set():
+                await call.send(b"x")
+                await asyncio.sleep(0.01)  # the engine's slowness, not a wait of the test
         call.close()
 
     async with scripted_engine() as engine, watching(engine) as watch:
         watch.prober._client.timeout = httpx.Timeout(0.05)
+        watch.prober._timeout_seconds = 0.1
         engine.routes["GET /health"] = script
         assert await watch.look() == []
         assert await watch.look() == [EngineDown(engine.url)]
@@ -148,6 +180,7 @@ async def test_a_change_of_models_or_cache_is_announced() -> None:
         b'{"object": "list"}',
         b"\xff\xfe\x00",
         b"1" * 10_000,
+        b"[" * 100_000,
     ],
 )
 async def test_bad_lists_of_models_are_no_outage(answer: bytes) -> None:

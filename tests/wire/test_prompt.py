@@ -121,6 +121,8 @@ NOT_SLICEABLE = {
     "prompt_embeds": "x",
     "mm_processor_kwargs": {},
     "kv_transfer_params": {"a": 1},
+    "truncate_prompt_tokens": 10,
+    "documents": [{"text": "x"}],
 }
 
 
@@ -147,6 +149,7 @@ BAD = (
     b'{"prompt": ["a", "b"]}',
     b'{"prompt": [1, "a"]}',
     b'{"prompt": [1.5]}',
+    b'{"prompt": [-1, 5]}',
     b'{"prompt": [true]}',
     b'{"prompt": [null]}',
     b'{"prompt": {"a": 1}}',
@@ -164,6 +167,7 @@ BAD = (
     b'{"messages": [{"content": [5]}]}',
     b'{"messages": [{"content": ["text"]}]}',
     b'{"messages": [{"content": [{"type": null}]}]}',
+    b'{"messages": [{"content": [{"image_url": "http://x"}]}]}',
     b'{"messages": [{"content": "\xff"}]}',
     b'{"messages": [{"content": "\\ud800"}]}',
     b'{"messages": [{"content": ' + b"[" * 100_000,
