@@ -43,7 +43,7 @@ def admits(engine: EngineBelief, prompt_tokens: int, gate: GateConfig, now: floa
 
     An engine without work always can: whatever our estimates say, nothing waits for an idle engine.
     """
-    if not engine.up or (engine.closed_until is not None and now < engine.closed_until):
+    if not engine.is_open(now):
         return False
     if not engine.outstanding:
         return True

@@ -141,6 +141,10 @@ class EngineBelief:
         """Prompt tokens that fit in its next step beside one token of every decode."""
         return max(1, self.limits.token_budget - len(self._streams))
 
+    def is_open(self, now: float) -> bool:
+        """Whether anything may be released to it at all."""
+        return self.up and (self.closed_until is None or now >= self.closed_until)
+
     def serves(self, model: str) -> bool:
         return not model or not self.models or model in self.models
 
@@ -165,8 +169,8 @@ class EngineBelief:
         """Prompt tokens that the next step may still be given, with every TBT deadline in flight kept.
 
         They are those of a prompt after its first ``offset`` ones. ``margin`` is the share of a deadline that stays
-        free, beside the step model's own error; a step shall also not take more than ``knee`` times as long as one
-        without prompt tokens. A step that has got nothing yet gets ``smallest``, or work would stop.
+        free, beside the step model's own error; a step shall also not take more than ``knee`` times as long as it
+        would with an empty slice. A step that has got nothing yet gets ``smallest``, or work would stop.
         """
         under_way, load = self._loads()
         untaken = self.backlog - under_way.prefill_tokens
@@ -177,7 +181,7 @@ class EngineBelief:
         seconds = strictest * (1 - margin) - self.model.error_p95_seconds
         # What is in the step under way may decode in the next one, and has its context read there.
         load = load._replace(decodes=self.outstanding, kv_tokens=self._stream_context + self.backlog)
-        empty = self.model.predict(load._replace(prefill_tokens=0, attention=0.0, prefills=0))
+        empty = self.model.predict(load._replace(prefill_tokens=0, attention=0.0, prefills=1))
         seconds = min(seconds, knee * empty)
         fits = self.model.prefill_tokens_within(seconds, load, offset)
         return min(space, fits if untaken else max(fits, smallest))

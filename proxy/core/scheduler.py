@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 from proxy.core.actions import Action, Dispatch, Reject, Slice
-from proxy.core.admission import GateConfig, admits
+from proxy.core.admission import GateConfig
 from proxy.core.engine import EngineBelief, EngineLimits
 from proxy.core.events import (
     Arrived,
@@ -27,12 +27,10 @@ from proxy.core.events import (
     TokensProduced,
 )
 from proxy.core.ordering import Ordering, shortest_prompt_first
-from proxy.core.queue import Waiting, WaitingQueue
+from proxy.core.placement import least_busy, soonest, takes_a_piece
+from proxy.core.queue import Backlog, Servers, Waiting, WaitingQueue
 from proxy.core.request import RejectReason, Request
 from proxy.core.tiles import TileConfig, next_piece
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +59,6 @@ class SchedulerConfig:
             raise ValueError("queue limits must not be negative")
 
 
-_Servers = frozenset[str]
-"""The ids of all engines that serve a request, up or not. Requests with the same ones share a queue: a head that finds
-no place then blocks nobody who could be served, and clients cannot make queues at will."""
-
-
 @dataclass(slots=True)
 class _Entry:
     """A request from its arrival to its end.
@@ -75,8 +68,6 @@ class _Entry:
     """
 
     waiting: Waiting
-    queue: _Servers = frozenset()
-    """While it waits: the queue that it is in."""
     engine: EngineBelief | None = None
     sliced: bool = False
     sliceable: bool = False
@@ -93,10 +84,8 @@ class Scheduler:
         self.config = config or SchedulerConfig()
         self._engines: dict[str, EngineBelief] = {}
         self._entries: dict[str, _Entry] = {}
-        self._queues: dict[_Servers, WaitingQueue] = {}  # an empty queue is removed
+        self._backlog = Backlog(self.config.max_wait_seconds)
         self._sliced: dict[str, _Entry] = {}
-        self._queued_bytes = 0
-        self._queued_tokens = 0
         self._arrivals = 0
         self._slices = 0
         self._draining = False
@@ -106,16 +95,16 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return len(self._backlog)
 
     @property
     def waiting_bytes(self) -> int:
-        return self._queued_bytes
+        return self._backlog.size_bytes
 
     @property
     def waiting_tokens(self) -> int:
         """Prompt tokens of all waiting requests."""
-        return self._queued_tokens
+        return self._backlog.prompt_tokens
 
     @property
     def dispatched(self) -> int:
@@ -153,7 +142,7 @@ class Scheduler:
             case DrainStarted():
                 self._draining = True
                 refused = [r for entry in list(self._sliced.values()) for r in self._unslice(entry)]
-                for queue in list(self._queues.values()):
+                for _, queue in self._backlog.queues():
                     refused += self._reject_all(queue, RejectReason.DRAINING)
             case _:
                 assert_never(event)
@@ -173,7 +162,7 @@ class Scheduler:
                 engine.closed_until = None
             engine.assume_steps(now)
         late: list[Action] = []
-        for queue in list(self._queues.values()):
+        for _, queue in self._backlog.queues():
             while queue and now >= queue.oldest.arrived_at + self.config.queue_timeout_seconds:
                 late.append(self._reject(queue.oldest, RejectReason.QUEUE_TIMEOUT))
         return late + self._release(now)
@@ -183,9 +172,9 @@ class Scheduler:
 
         Rounded up to a whole microsecond: a clock that ticks in these then never calls too early, again and again.
         """
-        if not self._queues and not self._sliced:
+        if not self._backlog and not self._sliced:
             return None
-        due = [queue.oldest.arrived_at + self.config.queue_timeout_seconds for queue in self._queues.values()]
+        due = [queue.oldest.arrived_at + self.config.queue_timeout_seconds for _, queue in self._backlog.queues()]
         for engine in self._engines.values():
             due += (t for t in (engine.closed_until, engine.silent_until()) if t is not None)
         if not due:
@@ -223,11 +212,11 @@ class Scheduler:
         config = self.config
         if (
             self.waiting < config.max_queue_requests
-            and self._queued_bytes + request.size_bytes <= config.max_queue_bytes
+            and self.waiting_bytes + request.size_bytes <= config.max_queue_bytes
         ):
             return None
         # A full queue does not matter to a request that need not wait.
-        starts_now = servers not in self._queues and self._can_start(request, now)
+        starts_now = servers not in self._backlog and self._can_start(request, now)
         return None if starts_now else RejectReason.QUEUE_FULL
 
     def _take_back(self, request_id: str, back_off_seconds: float, now: float) -> list[Action]:
@@ -240,7 +229,7 @@ class Scheduler:
         self._push(entry.waiting)
         if self._draining:
             return [self._reject(entry.waiting, RejectReason.DRAINING)]
-        if not self._any_up(entry.queue):
+        if not self._any_up(self._backlog.servers_of(entry.waiting)):
             return [self._reject(entry.waiting, RejectReason.NO_ENGINE)]
         return []
 
@@ -259,27 +248,27 @@ class Scheduler:
         refused = self._regroup() if new else []
         for entry in [e for e in self._sliced.values() if e.engine is not None and e.engine.id == engine_id]:
             refused += self._unslice(entry)
-        for servers, queue in list(self._queues.items()):
+        for servers, queue in self._backlog.queues():
             if not self._any_up(servers):
                 refused += self._reject_all(queue, RejectReason.NO_ENGINE)
         return refused
 
     def _regroup(self) -> list[Action]:
         """Sort the waiting requests into queues anew, as other engines serve other models now."""
-        waiting = [w for queue in self._queues.values() for w in queue]
+        waiting = [w for _, queue in self._backlog.queues() for w in queue]
         for w in waiting:
-            self._pop(w)
+            self._backlog.remove(w)
         refused: list[Action] = []
         for w in waiting:
             self._push(w)
-            if not self._entries[w.request.id].queue:
+            if not self._backlog.servers_of(w):
                 refused.append(self._reject(w, RejectReason.UNKNOWN_MODEL))
         return refused
 
-    def _servers(self, model: str) -> _Servers:
+    def _servers(self, model: str) -> Servers:
         return frozenset(e.id for e in self._engines.values() if e.serves(model))
 
-    def _any_up(self, servers: _Servers) -> bool:
+    def _any_up(self, servers: Servers) -> bool:
         return any(self._engines[engine_id].up for engine_id in servers)
 
     def _engine(self, engine_id: str) -> EngineBelief:
@@ -295,7 +284,7 @@ class Scheduler:
         entry = self._entries.get(request_id)
         if entry is None or entry.engine is not None:
             return
-        self._pop(entry.waiting)
+        self._backlog.remove(entry.waiting)
         request = replace(entry.waiting.request, prompt_tokens=prompt_tokens)
         key = self.config.ordering(max(1, prompt_tokens), entry.waiting.arrived_at)
         entry.waiting = replace(entry.waiting, request=request, key=key)
@@ -329,7 +318,7 @@ class Scheduler:
     # -- what to do --
 
     def _release(self, now: float) -> list[Action]:
-        if not self._queues and not self._sliced:
+        if not self._backlog and not self._sliced:
             return []
         return self._release_whole(now) if self.config.tiles is None else self._release_tiles(self.config.tiles, now)
 
@@ -339,9 +328,7 @@ class Scheduler:
         while released:
             released = False
             for engine in sorted(self._engines.values(), key=lambda e: (e.estimated_wait_seconds(0), e.number)):
-                if not engine.up or (engine.closed_until is not None and now < engine.closed_until):
-                    continue
-                action = self._next_piece(engine, tiles, now)
+                action = self._next_piece(engine, tiles, now) if engine.is_open(now) else None
                 if action is not None:
                     actions.append(action)
                     released = True
@@ -355,7 +342,7 @@ class Scheduler:
             for e in self._sliced.values()
             if e.engine is engine
         ]
-        for queue in self._queues.values():
+        for _, queue in self._backlog.queues():
             head = queue.head(now)
             if engine.serves(head.request.model):
                 entry = self._entries[head.request.id]
@@ -371,7 +358,7 @@ class Scheduler:
             if entry.sliced and entry.sliced_in == engine.step:
                 return None  # one piece of a prompt per step: the next finds this one cached
             if not entry.sliced:
-                self._pop(entry.waiting)
+                self._backlog.remove(entry.waiting)
                 entry.engine = engine
                 entry.first_slice = self._slices
             if upto >= request.prompt_tokens:
@@ -405,17 +392,17 @@ class Scheduler:
         # One queue is the usual case; with several, a head that finds no place must not block another's. But one that
         # has waited for too long keeps its engines from the others until it fits.
         reserved: set[str] = set()
-        heads = ((self._urgency(queue.head(now), now), queue.head(now)) for queue in self._queues.values())
-        for (in_time, _), waiting in sorted(heads, key=lambda head: (head[0], head[1].number)):
+        heads = [queue.head(now) for _, queue in self._backlog.queues()]
+        for waiting in sorted(heads, key=lambda w: (self._urgency(w, now), w.number)):
             request = waiting.request
-            engine = self._place(request, now, reserved)
+            engine = soonest(self._engines.values(), request, self.config.gate, now, reserved)
             if engine is not None:
-                self._pop(waiting)
+                self._backlog.remove(waiting)
                 self._entries[request.id].engine = engine
                 engine.release(request.id, request.prompt_tokens, now, request.request_class.tbt_seconds)
                 return Dispatch(request.id, engine.id)
-            if not in_time:
-                reserved |= self._entries[request.id].queue
+            if now - waiting.arrived_at >= self.config.max_wait_seconds:
+                reserved |= self._backlog.servers_of(waiting)
         return None
 
     def _urgency(self, waiting: Waiting, now: float) -> tuple[bool, float]:
@@ -423,33 +410,16 @@ class Scheduler:
         overdue = now - waiting.arrived_at >= self.config.max_wait_seconds
         return not overdue, waiting.arrived_at if overdue else waiting.key
 
-    def _place(self, request: Request, now: float, reserved: Collection[str] = ()) -> EngineBelief | None:
-        """The engine that would begin the request soonest among those whose gate is open; ``None`` if all are shut."""
-        tokens, gate = request.prompt_tokens, self.config.gate
-        return min(
-            (
-                e
-                for e in self._engines.values()
-                if e.id not in reserved and e.serves(request.model) and admits(e, tokens, gate, now)
-            ),
-            key=lambda e: (e.estimated_wait_seconds(tokens), e.outstanding, e.number),
-            default=None,
-        )
-
     def _can_start(self, request: Request, now: float) -> bool:
-        tiles = self.config.tiles
+        engines, gate, tiles = self._engines.values(), self.config.gate, self.config.tiles
         if tiles is None:
-            return self._place(request, now) is not None
-        return any(
-            next_piece(e, request.prompt_tokens, 0, tiles, self.config.gate, sliceable=request.sliceable)
-            for e in self._engines.values()
-            if e.up and e.serves(request.model) and (e.closed_until is None or now >= e.closed_until)
-        )
+            return soonest(engines, request, gate, now) is not None
+        return takes_a_piece(engines, request, tiles, gate, now)
 
     def place_unscheduled(self, model: str) -> str | None:
-        """The engine for a request that is not scheduled (no generation): the one with the least to do."""
-        up = [e for e in self._engines.values() if e.up and e.serves(model)]
-        return min(up, key=lambda e: (e.outstanding, e.number)).id if up else None
+        """The engine for a request that is not scheduled; ``None`` if none is up that serves ``model``."""
+        engine = least_busy(self._engines.values(), model)
+        return None if engine is None else engine.id
 
     def _reject_all(self, queue: WaitingQueue, reason: RejectReason) -> list[Action]:
         refusals: list[Action] = []
@@ -459,7 +429,7 @@ class Scheduler:
 
     def _reject(self, waiting: Waiting, reason: RejectReason) -> Reject:
         refusal = Reject(waiting.request.id, reason, self._retry_after(reason))
-        self._pop(waiting)
+        self._backlog.remove(waiting)
         del self._entries[waiting.request.id]
         return refusal
 
@@ -470,35 +440,17 @@ class Scheduler:
             return None
         # The time in which the engines prefill all that waits, if they do nothing else.
         tokens_per_second = sum(e.prefill_budget / e.step_seconds for e in self._engines.values() if e.up)
-        return min(60.0, max(1.0, self._queued_tokens / max(tokens_per_second, 1.0)))
-
-    # -- the account of what waits --
+        return min(60.0, max(1.0, self.waiting_tokens / max(tokens_per_second, 1.0)))
 
     def _push(self, waiting: Waiting) -> None:
-        servers = self._servers(waiting.request.model)
-        self._entries[waiting.request.id].queue = servers
-        queue = self._queues.get(servers)
-        if queue is None:
-            queue = self._queues[servers] = WaitingQueue(self.config.max_wait_seconds)
-        queue.push(waiting)
-        self._queued_bytes += waiting.request.size_bytes
-        self._queued_tokens += waiting.request.prompt_tokens
-
-    def _pop(self, waiting: Waiting) -> None:
-        servers = self._entries[waiting.request.id].queue
-        queue = self._queues[servers]
-        queue.remove(waiting)
-        if not queue:
-            del self._queues[servers]
-        self._queued_bytes -= waiting.request.size_bytes
-        self._queued_tokens -= waiting.request.prompt_tokens
+        self._backlog.push(waiting, self._servers(waiting.request.model))
 
     def _forget(self, request_id: str, now: float, tokens: int | None) -> None:
         entry = self._entries.get(request_id)
         if entry is None:
             return
         if entry.engine is None:
-            self._pop(entry.waiting)
+            self._backlog.remove(entry.waiting)
         elif entry.sliced:
             entry.engine.drop_slices(request_id)
             del self._sliced[request_id]

@@ -28,10 +28,10 @@ class TileConfig:
     """No slice is smaller, and no step gets less while work waits: each slice has a cost of its own."""
     margin: float = 0.03
     """Share of a TBT deadline kept free, beside the step model's own error."""
-    knee: float = 4.0
-    """A step lasts at most this many times as long as it would without prompt tokens.
+    knee: float = 6.0
+    """A step lasts at most this many times as long as it would with a prompt's slice of no tokens.
 
-    At 4, three quarters of it go into prompts: larger tiles hardly raise the throughput, but a short prompt that
+    At 6, five sixths of it go into prompt tokens: larger tiles hardly raise the throughput, but a short prompt that
     comes meanwhile waits for their end.
     """
     max_sliced: int = 4

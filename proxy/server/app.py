@@ -101,6 +101,7 @@ def create_app(
             yield
             probing.cancel()
         driver.close()
+        await prober.close()
         await client.close()
         await asyncio.to_thread(_close_telemetry, metrics, tracing)  # exporters flush, and wait for it
 

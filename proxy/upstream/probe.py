@@ -63,12 +63,13 @@ class Prober:
 
     async def run(self) -> None:
         """Probe until cancelled."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                for probe in self.probes:
-                    group.create_task(self._watch(probe), name=f"probe {probe.base_url}")
-        finally:
-            await self._client.aclose()
+        async with asyncio.TaskGroup() as group:
+            for probe in self.probes:
+                group.create_task(self._watch(probe), name=f"probe {probe.base_url}")
+
+    async def close(self) -> None:
+        """Close the connections to the engines."""
+        await self._client.aclose()
 
     def models(self) -> list[dict[str, Any]]:
         """The models of all engines that are up; the first engine's entry for each id."""

@@ -225,7 +225,7 @@ class AnyEvents(RuleBasedStateMachine):
             self.end_request(request_id)
         assert (self.scheduler.waiting, self.scheduler.waiting_bytes, self.scheduler.waiting_tokens) == (0, 0, 0)
         assert not self.scheduler._entries
-        assert not self.scheduler._queues
+        assert not self.scheduler._backlog._queues
         assert all((e.outstanding, e.backlog, e.kv_tokens) == (0, 0, 0) for e in self.scheduler.engines)
 
     def pick_live(self, pick: int) -> Live:

@@ -108,7 +108,7 @@ def test_who_comes_within_a_step_gets_what_is_left_of_the_tile() -> None:
     play = stage()
     engine = play.engine()
     assert play.arrive("a", 200, sliceable=True, at=0.04) == ["dispatch a e0"]
-    left = engine.room(0, margin=0.03, knee=4.0, smallest=128)
+    left = engine.room(0, margin=0.03, knee=TileConfig().knee, smallest=128)
     assert 128 < left < 8192
     name, tokens = cut(play.arrive("long", 5000, sliceable=True, at=0.045))
     assert (name, tokens) == ("long", left // 16 * 16)
@@ -215,7 +215,7 @@ def test_a_step_is_not_stretched_beyond_the_knee() -> None:
     engine.release("s", 1000, 0.0, 10.0)
     engine.on_tokens("s", 1, 0.03)
     rooms = [engine.room(0, margin=0.03, knee=knee, smallest=128) for knee in (2.0, 4.0, 8.0)]
-    empty = engine.model.predict(StepLoad(0, 1, 1001))
+    empty = engine.model.predict(StepLoad(0, 1, 1001, prefills=1))
     assert [round(step_with(engine, r, 0) / empty, 1) for r in rooms] == [2.0, 4.0, 8.0]
 
 

@@ -94,6 +94,7 @@ async def test_ctrl_c_ends_the_run_and_reports_it(upstream: Upstream, capsys: py
     upstream.script = script
     # One in a thousand seconds: without the signal this would last for hours.
     arguments = ["run", "--url", upstream.url, "--rate", "0.001", "--time-scale", "100000", "--requests", "3"]
+    arguments += ["--timeout", "100000000"]  # of the run's own seconds
     status = await cli.run_command(parse_arguments([*arguments, "--max-output-tokens", "3", "--json", "-"]))
     never.set()
     document = json.loads(capsys.readouterr().out)

@@ -107,7 +107,7 @@ class LiveProxy:
             "waiting": scheduler.waiting,
             "waiting bytes": scheduler.waiting_bytes,
             "waiting tokens": scheduler.waiting_tokens,
-            "queues": len(scheduler._queues),
+            "queues": len(scheduler._backlog._queues),
             "entries": len(scheduler._entries),
             "dispatched": scheduler.dispatched,
             "backlog": sum(e.backlog for e in scheduler.engines),

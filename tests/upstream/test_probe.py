@@ -251,6 +251,7 @@ async def test_engines_are_probed_on_their_own_until_cancelled() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        await watch.prober.close()
         assert watch.prober._client.is_closed
 
 
