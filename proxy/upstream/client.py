@@ -80,13 +80,13 @@ class EngineAnswer:
             EngineError: the body ended too early, or the engine fell silent.
         """
         self._timer = self._loop.call_later(self._idle_seconds, self._check)
-        pieces = aiter(self._response.content.iter_any())
+        content = self._response.content
         try:
             while True:
                 self._waits_since = self._loop.time()
-                data = await anext(pieces, None)
+                data = await content.readany()
                 self._waits_since = None
-                if data is None:
+                if not data and content.at_eof():
                     return
                 yield data
         except TimeoutError as error:
