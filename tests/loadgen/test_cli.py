@@ -115,7 +115,10 @@ async def test_ctrl_c_ends_the_run_and_reports_it(upstream: Upstream, capsys: py
         (["run", "--url", DOWN, "--rate", "fast", "--requests", "1"], "'fast' is not a positive number"),
         (["run", "--url", DOWN, "--rate", "1", "--requests", "1.5"], "'1.5' is not a positive whole number"),
         (["run", "--url", DOWN, "--rate", "1", "--requests", "1", "--class", "gold"], "NAME:SHARE"),
-        (["run", "--url", DOWN, "--rate", "1", "--requests", "1", "--class", "a:0.5"], "add up to 1"),
+        (
+            ["run", "--url", DOWN, "--rate", "1", "--requests", "1", "--class", "a:0.5"],
+            "must not be negative and add up to 1",
+        ),
         (
             ["run", "--url", DOWN, "--rate", "1", "--requests", "1", "--class", "a:0.5", "--class", "a:0.5:tbt=1"],
             "same name",

@@ -18,8 +18,10 @@ from proxy.sim.http import SERVER, start_engines, stop_engines
 from proxy.sim.profiles import PROFILES
 
 REQUESTS = 400
-SECONDS = 2.5
-"""Time over which the requests come."""
+BURST = 60
+"""Requests that come at once: more than the slots and the queue hold, however fast the machine is."""
+SECONDS = 5.0
+"""Time over which the others come: slowly enough for a slow machine, or one that measures coverage, to serve them."""
 ENGINE = EngineConfig(PROFILES["h100"], token_budget=512, max_num_seqs=8)
 SPEED = 4.0
 
@@ -75,9 +77,10 @@ async def test_churn() -> None:
     (steady,) = await start_engines([0], ENGINE, model="m", speed=SPEED)
     went: Counter[str] = Counter()
 
-    async def client(proxy: LiveProxy, seed: int) -> None:
+    async def client(proxy: LiveProxy, number: int, seed: int) -> None:
         own = random.Random(seed)
-        await asyncio.sleep(own.uniform(0, SECONDS))  # its arrival, not a wait for something
+        if number >= BURST:
+            await asyncio.sleep(own.uniform(0, SECONDS))  # its arrival, not a wait for something
         went[await ask(proxy, own)] += 1
 
     async def die_and_return(engine: ScriptedEngine) -> None:
@@ -94,11 +97,11 @@ async def test_churn() -> None:
             async with asyncio.TaskGroup() as group:
                 group.create_task(die_and_return(mortal))
                 for number in range(REQUESTS):
-                    group.create_task(client(proxy, rng.getrandbits(32)), name=f"client {number}")
+                    group.create_task(client(proxy, number, rng.getrandbits(32)), name=f"client {number}")
             await proxy.idle(3)
             check_scheduler(proxy.scheduler, proxy.driver.now())
             assert sum(went.values()) == REQUESTS
-            assert went["done"] > REQUESTS / 10, "a slow machine completes fewer before the engine dies"
+            assert went["done"] > REQUESTS / 3
             assert went["left"] > REQUESTS / 5
             assert went["429"] > 0 < went["error event"] + went["cut"] + went["502"], "all of it was put to the test"
             assert went["incomplete"] == 0, "a cut that nobody told of"
