@@ -14,9 +14,9 @@ from loadgen.progress import open_display
 from loadgen.report import SCHEMA_VERSION, Document, build_document, describe_classes
 from loadgen.runner import NotReadyError, run_workload, wait_until_ready
 from proxy import __version__
+from proxy.core.config import SchedulerConfig
 from proxy.core.ordering import shortest_prompt_first
 from proxy.core.request import RequestClass
-from proxy.core.scheduler import SchedulerConfig
 from proxy.sim.engine import EngineConfig
 from proxy.sim.profiles import PROFILES
 from proxy.sim.simulator import SimulationConfig, simulate

@@ -30,10 +30,10 @@ from pydantic_settings import (
 )
 
 from proxy.core.admission import GateConfig
+from proxy.core.config import SchedulerConfig
 from proxy.core.engine import CacheConfig, EngineLimits
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
 from proxy.core.request import RequestClass
-from proxy.core.scheduler import SchedulerConfig
 from proxy.core.tiles import TileConfig
 
 ENVIRONMENT_PREFIX = "SLAI_"

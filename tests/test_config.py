@@ -148,7 +148,7 @@ class TestValues:
         assert [spf(p, t) for p, t in ((5, 1.0), (1, 2.0))] == [expected(p, t) for p, t in ((5, 1.0), (1, 2.0))]
 
     def test_defaults_of_the_core_and_of_the_settings_are_the_same(self) -> None:
-        from proxy.core.scheduler import SchedulerConfig
+        from proxy.core.config import SchedulerConfig
 
         ours, core = Settings().scheduler_config(), SchedulerConfig()
         for name in ("gate", "max_wait_seconds", "queue_timeout_seconds", "max_queue_requests", "max_queue_bytes"):

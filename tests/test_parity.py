@@ -14,9 +14,10 @@ import pytest
 from virtual import DeadlockError, VirtualLoop, run_in_virtual_time
 
 from proxy.core.actions import Action, Dispatch, Slice, describe
+from proxy.core.config import SchedulerConfig
 from proxy.core.events import EngineUp, SliceEnded
 from proxy.core.ordering import first_come_first_served
-from proxy.core.scheduler import Scheduler, SchedulerConfig
+from proxy.core.scheduler import Scheduler
 from proxy.core.tiles import TileConfig
 from proxy.server.driver import Driver
 from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine

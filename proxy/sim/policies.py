@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from proxy.core.admission import GateConfig
+from proxy.core.config import SchedulerConfig
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
-from proxy.core.scheduler import SchedulerConfig
 from proxy.core.tiles import TileConfig
 
 if TYPE_CHECKING:

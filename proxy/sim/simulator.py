@@ -18,13 +18,14 @@ from proxy.core.admission import admits
 from proxy.core.engine import EngineLimits
 from proxy.core.events import Arrived, Ended, EngineUp, Event, SliceEnded
 from proxy.core.request import Request
-from proxy.core.scheduler import Scheduler, SchedulerConfig
+from proxy.core.scheduler import Scheduler
 from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
 from proxy.sim.records import RequestRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from proxy.core.config import SchedulerConfig
     from proxy.sim.workload import ScheduledRequest
 
 

@@ -11,8 +11,9 @@ from playbook import Play
 
 from proxy.core.actions import Reject
 from proxy.core.admission import GateConfig
+from proxy.core.config import SchedulerConfig
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
-from proxy.core.scheduler import Scheduler, SchedulerConfig
+from proxy.core.scheduler import Scheduler
 
 quick = settings(max_examples=100, derandomize=True, database=None, deadline=None)
 

@@ -11,6 +11,7 @@ from invariants import check_after_tick, check_scheduler, is_open
 
 from proxy.core.actions import Action, Dispatch, Reject
 from proxy.core.admission import GateConfig
+from proxy.core.config import SchedulerConfig
 from proxy.core.engine import EngineLimits
 from proxy.core.events import (
     Arrived,
@@ -24,7 +25,7 @@ from proxy.core.events import (
 )
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
 from proxy.core.request import RejectReason, Request
-from proxy.core.scheduler import Scheduler, SchedulerConfig
+from proxy.core.scheduler import Scheduler
 
 GATE = GateConfig(kv_watermark=0.05, kv_growth_tokens=16)
 
@@ -224,8 +225,8 @@ class AnyEvents(RuleBasedStateMachine):
         for request_id in list(self.shell.live):
             self.end_request(request_id)
         assert (self.scheduler.waiting, self.scheduler.waiting_bytes, self.scheduler.waiting_tokens) == (0, 0, 0)
-        assert not self.scheduler._entries
-        assert not self.scheduler._backlog._queues
+        assert not self.scheduler._ledger.entries
+        assert not self.scheduler._ledger.backlog._queues
         assert all((e.outstanding, e.backlog, e.kv_tokens) == (0, 0, 0) for e in self.scheduler.engines)
 
     def pick_live(self, pick: int) -> Live:

@@ -398,7 +398,7 @@ def test_a_client_that_leaves_between_slices_leaves_nothing_behind(slices: int, 
         play.slice_ended("long", end, cached=False)
     play.end("s")
     assert account(play) == (0, 0, 0, 0)
-    assert not play.scheduler._entries
+    assert not play.scheduler._ledger.entries
 
 
 def test_an_engine_that_goes_down_half_way_gives_the_prompt_to_another() -> None:

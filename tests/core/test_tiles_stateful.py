@@ -13,6 +13,7 @@ from invariants import check_after_tick, check_scheduler, is_open
 
 from proxy.core.actions import Action, Dispatch, Reject, Slice
 from proxy.core.admission import GateConfig
+from proxy.core.config import SchedulerConfig
 from proxy.core.engine import EngineBelief, EngineLimits
 from proxy.core.events import (
     Arrived,
@@ -27,7 +28,7 @@ from proxy.core.events import (
     TokensProduced,
 )
 from proxy.core.request import RELAXED, STRICT, RejectReason, Request, RequestClass
-from proxy.core.scheduler import Scheduler, SchedulerConfig
+from proxy.core.scheduler import Scheduler
 from proxy.core.tiles import TileConfig
 
 configs = st.builds(
@@ -238,8 +239,8 @@ class Tiles(RuleBasedStateMachine):
         for piece in list(self.shell.slices):
             self.end_slice(piece, cached=False)
         assert (self.scheduler.waiting, self.scheduler.dispatched, self.scheduler.next_deadline()) == (0, 0, None)
-        assert not self.scheduler._entries
-        assert not self.scheduler._sliced
+        assert not self.scheduler._ledger.entries
+        assert not self.scheduler._ledger.sliced
         assert all((e.backlog, e.kv_tokens, e.sliced) == (0, 0, 0) for e in self.scheduler.engines)
 
     # -- the shell --

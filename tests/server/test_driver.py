@@ -8,9 +8,10 @@ from invariants import check_scheduler
 from virtual import run_in_virtual_time
 
 from proxy.core.actions import Action, Dispatch, Reject, describe
+from proxy.core.config import SchedulerConfig
 from proxy.core.events import DrainStarted, EngineDown, EngineUp
 from proxy.core.request import RejectReason
-from proxy.core.scheduler import Scheduler, SchedulerConfig
+from proxy.core.scheduler import Scheduler
 from proxy.server.driver import Driver, Ticket
 
 

@@ -12,11 +12,12 @@ from builders import make_scheduled
 from invariants import check_after_tick, check_records, check_scheduler
 
 from proxy.core.actions import Action, Dispatch, Slice, describe
+from proxy.core.config import SchedulerConfig
 from proxy.core.engine import EngineLimits
 from proxy.core.events import Event
 from proxy.core.ordering import first_come_first_served
 from proxy.core.request import RELAXED, STRICT
-from proxy.core.scheduler import Scheduler, SchedulerConfig
+from proxy.core.scheduler import Scheduler
 from proxy.core.tiles import TileConfig
 from proxy.sim.engine import EngineConfig, SimulatedEngine
 from proxy.sim.profiles import PROFILES, Profile
@@ -355,7 +356,7 @@ def test_every_request_has_its_own_tokens_and_nothing_is_left(watched: list[Watc
     check_records(result.records)
     assert all(r.completed for r in result.records)
     (scheduler,) = watched
-    assert (scheduler.waiting, scheduler.dispatched, len(scheduler._sliced)) == (0, 0, 0)
+    assert (scheduler.waiting, scheduler.dispatched, len(scheduler._ledger.sliced)) == (0, 0, 0)
     assert all((e.backlog, e.kv_tokens, e.sliced) == (0, 0, 0) for e in scheduler.engines)
 
 

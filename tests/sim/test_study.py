@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 
 from proxy.core.admission import GateConfig
+from proxy.core.config import SchedulerConfig
 from proxy.core.request import RELAXED
-from proxy.core.scheduler import SchedulerConfig
 from proxy.sim.records import summarise
 from proxy.sim.simulator import SimulationConfig, SimulationResult, simulate
 from proxy.sim.study import RunFigures, Study, perform, summarise_study

@@ -4,10 +4,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from proxy.core.admission import GateConfig
+from proxy.core.config import SchedulerConfig
 from proxy.core.engine import EngineBelief, EngineLimits
 from proxy.core.events import EngineUp
 from proxy.core.request import RELAXED, Request, RequestClass
-from proxy.core.scheduler import Scheduler, SchedulerConfig
+from proxy.core.scheduler import Scheduler
 from proxy.sim.records import RequestRecord
 from proxy.sim.workload import ScheduledRequest
 

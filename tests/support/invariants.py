@@ -22,24 +22,24 @@ def check_after_tick(scheduler: Scheduler, now: float) -> None:
 
 def check_accounts(scheduler: Scheduler) -> None:
     """Assert that every sum equals the sum over its parts and that nothing is kept of what is over."""
-    waiting = {i: e.waiting for i, e in scheduler._entries.items() if e.engine is None}
-    queued = [w for queue in scheduler._backlog._queues.values() for w in queue._by_key]
+    waiting = {i: e.waiting for i, e in scheduler._ledger.entries.items() if e.engine is None}
+    queued = [w for queue in scheduler._ledger.backlog._queues.values() for w in queue._by_key]
     assert sorted(w.request.id for w in queued) == sorted(waiting), "the queues hold just the waiting requests"
     assert all(waiting[w.request.id] is w for w in queued)
-    assert all(len(q._by_key) == len(q._by_age) > 0 for q in scheduler._backlog._queues.values()), (
+    assert all(len(q._by_key) == len(q._by_age) > 0 for q in scheduler._ledger.backlog._queues.values()), (
         "an empty queue is removed"
     )
     assert scheduler.waiting == len(waiting)
     assert scheduler.waiting_bytes == sum(w.request.size_bytes for w in queued)
     assert scheduler.waiting_tokens == sum(w.request.prompt_tokens for w in queued)
-    for servers, queue in scheduler._backlog._queues.items():
+    for servers, queue in scheduler._ledger.backlog._queues.items():
         for w in queue:
             serving = frozenset(e.id for e in scheduler.engines if e.serves(w.request.model))
-            assert scheduler._backlog.servers_of(w) == servers == serving, "a queue is of those who serve it"
+            assert scheduler._ledger.backlog.servers_of(w) == servers == serving, "a queue is of those who serve it"
 
-    engaged = {i: e for i, e in scheduler._entries.items() if e.engine is not None}
+    engaged = {i: e for i, e in scheduler._ledger.entries.items() if e.engine is not None}
     sliced = {i: e for i, e in engaged.items() if e.sliced}
-    assert scheduler._sliced == sliced, "a request is waiting, sliced or dispatched"
+    assert scheduler._ledger.sliced == sliced, "a request is waiting, sliced or dispatched"
     if waiting:
         assert scheduler.next_deadline() is not None, "what waits can time out, so there is a deadline"
     if not waiting and not sliced:
@@ -87,7 +87,7 @@ def check_work_conserving(scheduler: Scheduler, now: float) -> None:
     deadline = scheduler.next_deadline()
     if deadline is None or deadline <= now:
         return  # nothing waits, or the shell still owes a tick
-    for entry in scheduler._entries.values():
+    for entry in scheduler._ledger.entries.values():
         request = entry.waiting.request
         if entry.engine is None:
             idle = [e for e in scheduler.engines if is_open(e, now) and not e.outstanding and e.serves(request.model)]

@@ -1,0 +1,39 @@
+"""The rules that a scheduler works by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
+
+from proxy.core.admission import GateConfig
+from proxy.core.ordering import Ordering, shortest_prompt_first
+
+if TYPE_CHECKING:
+    from proxy.core.tiles import TileConfig
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Rules of the queue. All durations are seconds."""
+
+    ordering: Ordering = field(default_factory=lambda: shortest_prompt_first(10.0))
+    gate: GateConfig = field(default_factory=GateConfig)
+    tiles: TileConfig | None = None
+    """How to cut prompts into tiles; ``None``: they are released whole, by the gate."""
+    max_wait_seconds: float = 60.0
+    """A request that has waited this long goes before all others."""
+    queue_timeout_seconds: float = 300.0
+    """A request that has waited this long is refused."""
+    max_queue_requests: int = 10_000
+    max_queue_bytes: int = 512 << 20
+    """Bodies of waiting requests held in memory."""
+    no_engine_retry_seconds: float = 5.0
+    """What a client is told to wait when no engine is up."""
+
+    def __post_init__(self) -> None:
+        durations = self.max_wait_seconds, self.queue_timeout_seconds, self.no_engine_retry_seconds
+        if not all(0 < seconds < inf for seconds in durations):
+            raise ValueError("durations must be positive and finite")
+        if self.max_queue_requests < 0 or self.max_queue_bytes < 0:
+            raise ValueError("queue limits must not be negative")

@@ -1,0 +1,69 @@
+"""Who is where: every request from its arrival to its end, and every engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from proxy.core.queue import Backlog
+
+if TYPE_CHECKING:
+    from proxy.core.engine import EngineBelief
+    from proxy.core.queue import Servers, Waiting
+
+
+@dataclass(slots=True)
+class Entry:
+    """A request from its arrival to its end.
+
+    Waiting while ``engine`` is ``None``; with an engine it is dispatched, or some slices of its prompt are there
+    (``sliced``) and the rest waits for that engine alone.
+    """
+
+    waiting: Waiting
+    engine: EngineBelief | None = None
+    sliced: bool = False
+    sliceable: bool = False
+    first_slice: int = 0
+    """Number of the first slice that counts: those of an earlier attempt may still end."""
+    sliced_in: int = -1
+    """The engine's step in which the last slice was sent."""
+
+
+class Ledger:
+    """The state that the scheduler keeps and its rules of release work on."""
+
+    def __init__(self, max_wait_seconds: float) -> None:
+        self.engines: dict[str, EngineBelief] = {}
+        self.entries: dict[str, Entry] = {}
+        self.backlog = Backlog(max_wait_seconds)
+        self.sliced: dict[str, Entry] = {}
+        """Requests half-way: some of their slices were sent, the rest waits."""
+        self.slices = 0
+        """All slices ever sent."""
+
+    def __repr__(self) -> str:
+        return f"<Ledger {len(self.entries)} requests, {len(self.backlog)} waiting, {len(self.engines)} engines>"
+
+    def servers(self, model: str) -> Servers:
+        """The engines that serve ``model``, up or not."""
+        return frozenset(e.id for e in self.engines.values() if e.serves(model))
+
+    def any_up(self, servers: Servers) -> bool:
+        return any(self.engines[engine_id].up for engine_id in servers)
+
+    def wait(self, waiting: Waiting) -> None:
+        """Put a request into the queue of those engines that serve it."""
+        self.backlog.push(waiting, self.servers(waiting.request.model))
+
+    def dispatch(self, waiting: Waiting, engine: EngineBelief, now: float) -> None:
+        """Note that a request's prompt, or what is left of it, is released to ``engine``."""
+        request = waiting.request
+        entry = self.entries[request.id]
+        if entry.sliced:
+            entry.sliced = False
+            del self.sliced[request.id]
+        else:
+            self.backlog.remove(waiting)
+        entry.engine = engine
+        engine.release(request.id, request.prompt_tokens, now, request.request_class.tbt_seconds)

@@ -1,0 +1,99 @@
+"""Release of prompts in tiles: the shortest remaining prompt first, whole, or a slice of it (see ``tiles``)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from proxy.core.actions import Dispatch, Slice
+from proxy.core.release import urgency
+from proxy.core.tiles import next_piece
+
+if TYPE_CHECKING:
+    from proxy.core.config import SchedulerConfig
+    from proxy.core.engine import EngineBelief
+    from proxy.core.ledger import Entry, Ledger
+    from proxy.core.tiles import TileConfig
+
+
+def next_tile(ledger: Ledger, config: SchedulerConfig, tiles: TileConfig, now: float) -> Dispatch | Slice | None:
+    """Release one more piece of a prompt to the engine that has the least to do; ``None`` when none takes any."""
+    for engine in sorted(ledger.engines.values(), key=lambda e: (e.estimated_wait_seconds(0), e.number)):
+        if engine.is_open(now) and (action := _next_of(engine, ledger, config, tiles, now)) is not None:
+            return action
+    return None
+
+
+def _next_of(
+    engine: EngineBelief, ledger: Ledger, config: SchedulerConfig, tiles: TileConfig, now: float
+) -> Dispatch | Slice | None:
+    """Take the next whole prompt, rest of a prompt or slice for ``engine``."""
+    candidates = [e for e in ledger.sliced.values() if e.engine is engine]
+    for _, queue in ledger.backlog.queues():
+        head = queue.head(now)
+        if engine.serves(head.request.model):
+            candidates.append(ledger.entries[head.request.id])
+    candidates.sort(key=lambda e: (_remaining_urgency(e, engine, config, now), e.waiting.number))
+    for entry in candidates:
+        request = entry.waiting.request
+        held = engine.held_tokens(request.id)
+        upto = next_piece(engine, request.prompt_tokens, held, tiles, config.gate, sliceable=entry.sliceable)
+        if not upto:
+            return None  # whoever is next has to wait for it: else nobody long would ever find room
+        if upto < request.prompt_tokens and not entry.sliced and engine.sliced >= tiles.max_sliced:
+            continue  # enough prompts are half-way: finish one of those
+        if entry.sliced and entry.sliced_in == engine.step:
+            return None  # one piece of a prompt per step: the next finds this one cached
+        if upto >= request.prompt_tokens:
+            ledger.dispatch(entry.waiting, engine, now)
+            return Dispatch(request.id, engine.id)
+        return _slice(ledger, entry, engine, upto, now)
+    return None
+
+
+def _slice(ledger: Ledger, entry: Entry, engine: EngineBelief, upto_tokens: int, now: float) -> Slice:
+    request_id = entry.waiting.request.id
+    if not entry.sliced:
+        ledger.backlog.remove(entry.waiting)
+        ledger.sliced[request_id] = entry
+        entry.engine, entry.sliced, entry.first_slice = engine, True, ledger.slices
+    entry.sliced_in = engine.step
+    piece = Slice(request_id, engine.id, upto_tokens, engine.held_tokens(request_id), ledger.slices)
+    ledger.slices += 1
+    engine.release_slice(request_id, piece.slice_id, upto_tokens, now)
+    return piece
+
+
+def _remaining_urgency(entry: Entry, engine: EngineBelief, config: SchedulerConfig, now: float) -> tuple[bool, float]:
+    """As ``urgency``, but by what is left of the prompt."""
+    waiting = entry.waiting
+    remaining = waiting.request.prompt_tokens - engine.held_tokens(waiting.request.id)
+    key = config.ordering(max(1, remaining), waiting.arrived_at)
+    return urgency(replace(waiting, key=key), config, now)
+
+
+def on_slice_end(ledger: Ledger, piece: Slice, *, cached: bool, now: float) -> Entry | None:
+    """Note the end of a slice; return the request if it cannot be sliced any more and waits in the queue again."""
+    engine = ledger.engines.get(piece.engine_id)
+    if engine is not None:
+        engine.on_slice_end(piece.slice_id, now)
+    entry = ledger.sliced.get(piece.request_id)
+    if entry is None or piece.number < entry.first_slice:
+        return None
+    if cached:
+        if engine is not None and piece.tokens == engine.held_tokens(piece.request_id):
+            entry.sliced_in = -1  # all that was sent is cached: the next piece can follow at any time
+        return None
+    entry.sliceable = False
+    unslice(ledger, entry)
+    return entry
+
+
+def unslice(ledger: Ledger, entry: Entry) -> None:
+    """Put a half-sliced request back into the queue: its engine is gone, or does not cache its slices."""
+    request_id = entry.waiting.request.id
+    assert entry.engine is not None
+    entry.engine.drop_slices(request_id)
+    del ledger.sliced[request_id]
+    entry.engine, entry.sliced = None, False
+    ledger.wait(entry.waiting)
