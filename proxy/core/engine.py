@@ -12,6 +12,9 @@ from collections import Counter
 from dataclasses import dataclass
 from math import ceil
 
+from proxy.core.feedback import FeedbackDelay
+from proxy.core.forecast import Forecast, foresee, spread
+from proxy.core.steplog import Prefill, StepLog
 from proxy.core.stepmodel import OnlineStepModel, StepLoad
 
 
@@ -41,19 +44,6 @@ class EngineLimits:
     def __post_init__(self) -> None:
         if self.token_budget < 1 or self.max_num_seqs < 1 or (self.kv_tokens is not None and self.kv_tokens < 1):
             raise ValueError("an engine's limits are at least 1")
-
-
-@dataclass(slots=True)
-class _Prefill:
-    """Released prompt tokens whose first token has not come yet: a whole prompt, the rest of one, or a slice."""
-
-    remaining: int
-    joins: int
-    """The first step that can work on it: the one after the step under way when it was released."""
-    released_at: float
-    context: int
-    """Tokens of the prompt up to its end: those before ``remaining`` are in the KV cache."""
-    tbt_seconds: float | None
 
 
 @dataclass(slots=True)
@@ -90,8 +80,7 @@ class EngineBelief:
         self.models = models
         self.number = number
         """Position in the order of joining; breaks ties between equal engines."""
-        self.feedback_seconds = feedback_seconds
-        """Delay of the loop: a token on its way here, and a prompt on its way back."""
+        self.delay = FeedbackDelay(feedback_seconds)
         self.up = True
         self.closed_until: float | None = None
         """Nothing is released to it before this time; set when it turned a request away."""
@@ -106,9 +95,10 @@ class EngineBelief:
         self._clock = 0  # the most tokens that any stream has seen, and so the steps that we saw end
         self._step = 0  # number of the step under way, seen or assumed
         self._step_began_at = 0.0
-        self._prefills: dict[str, _Prefill] = {}  # in order of release
+        self._prefills: dict[str, Prefill] = {}  # in order of release
         self._streams: dict[str, _Stream] = {}
         self._stream_context = 0
+        self._log = StepLog(self.delay)
         self._deadlines: Counter[float] = Counter()  # TBT deadlines of prefills and streams
         self._held: dict[str, int] = {}  # cached prefixes of prompts that are still being sliced, in tokens
 
@@ -150,7 +140,8 @@ class EngineBelief:
 
     def lead_tokens(self) -> int:
         """Prompt tokens that it works through before it can have what we release now (at least one step's)."""
-        return self.prefill_budget * max(1, ceil(self.feedback_seconds / max(self.step_seconds, 1e-6)))
+        steps = max(1, ceil(self.delay.seconds / max(self.step_seconds, 1e-6))) + self.delay.steps
+        return self.prefill_budget * steps
 
     def estimated_wait_seconds(self, prompt_tokens: int) -> float:
         """Time until a prompt released now would have its first token, by the current step time."""
@@ -165,31 +156,36 @@ class EngineBelief:
         """Released prompt tokens that are not part of the step under way either."""
         return self.backlog - self._loads()[0].prefill_tokens
 
-    def room(self, offset: int, *, margin: float, knee: float, smallest: int) -> int:
-        """Prompt tokens that the next step may still be given, with every TBT deadline in flight kept.
+    def forecast(self, now: float, *, soonest: bool = False) -> Forecast:
+        """What is in the step under way and, of what has been released, in those to come, each with all decodes.
 
-        They are those of a prompt after its first ``offset`` ones. ``margin`` is the share of a deadline that stays
-        free, beside the step model's own error; a step shall also not take more than ``knee`` times as long as it
-        would with an empty slice. A step that has got nothing yet gets ``smallest``, or work would stop.
+        ``soonest``: if everything on its way arrives as soon as it can.
         """
-        under_way, load = self._loads()
-        untaken = self.backlog - under_way.prefill_tokens
-        space = self.prefill_budget - untaken
-        strictest = self.strictest_tbt_seconds
-        if strictest is None:
-            return space
-        seconds = strictest * (1 - margin) - self.model.error_p95_seconds
-        # What is in the step under way may decode in the next one, and has its context read there.
-        load = load._replace(decodes=self.outstanding, kv_tokens=self._stream_context + self.backlog)
-        empty = self.model.predict(load._replace(prefill_tokens=0, attention=0.0, prefills=1))
-        seconds = min(seconds, knee * empty)
-        fits = self.model.prefill_tokens_within(seconds, load, offset)
-        return min(space, fits if untaken else max(fits, smallest))
+        return foresee(self._loads(soonest=soonest), self.model, self._step_began_at, now)
 
-    def release(self, request_id: str, prompt_tokens: int, now: float, tbt_seconds: float | None = None) -> None:
+    def intake(self, released_at: float, now: float) -> range:
+        """The steps, counted from the one under way, any of which may take in what was released then."""
+        delay = self.delay
+        return self.forecast(now).intake(
+            released_at + delay.least_seconds, released_at + delay.seconds, delay.steps, self.model.error_p95_seconds
+        )
+
+    def _loads(self, *, soonest: bool = False) -> list[StepLoad]:
+        joining = ((p, p.may_join if soonest else p.joins) for p in self._prefills.values())
+        return spread(joining, self._step, self.prefill_budget, len(self._streams), self._stream_context)
+
+    def release(
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        now: float,
+        tbt_seconds: float | None = None,
+        *,
+        streamed: bool = True,
+    ) -> None:
         """Note that a prompt is sent to it, whole or after slices of it."""
         held = self._held.pop(request_id, 0)
-        self._add_prefill(request_id, prompt_tokens - held, prompt_tokens, now, tbt_seconds)
+        self._add_prefill(request_id, prompt_tokens - held, prompt_tokens, now, tbt_seconds, streamed=streamed)
         if tbt_seconds is not None:
             self._deadlines[tbt_seconds] += 1
 
@@ -212,7 +208,7 @@ class EngineBelief:
         prefill = self._prefills.pop(slice_id, None)
         if prefill is None:
             return False
-        self.backlog -= prefill.remaining
+        self._on_output(prefill, now)
         if not self._streams:
             self._next_step(1, now)
             return True
@@ -224,7 +220,7 @@ class EngineBelief:
         stream = self._streams.get(request_id)
         if stream is None:
             prefill = self._prefills.pop(request_id)
-            self.backlog -= prefill.remaining
+            self._on_output(prefill, now)
             if not self._streams:  # no stream keeps the clock, but a step ends with every first token
                 self._next_step(1, now)
             context = prefill.context + chunks
@@ -240,9 +236,7 @@ class EngineBelief:
         self._clock = stream.step
         seconds = (now - self._step_began_at) / steps
         self._learn_step_seconds(seconds)
-        if steps == 1:
-            self.model.observe(self._loads()[0], seconds)
-        self._next_step(steps, now)
+        self._next_step(steps, now, observed=steps == 1)
         return True
 
     def end(self, request_id: str, now: float, tokens: int | None = None) -> None:
@@ -259,6 +253,7 @@ class EngineBelief:
         elif (prefill := self._prefills.pop(request_id, None)) is not None:
             self.kv_tokens -= prefill.context
             self.backlog -= prefill.remaining
+            prefill.over = True
             tbt_seconds = prefill.tbt_seconds
             if tokens:  # no token was seen, but this many steps must have gone by
                 steps = tokens - 1 + ceil(prefill.context / self.limits.token_budget)
@@ -289,58 +284,70 @@ class EngineBelief:
         return self._step_expected_seconds() * (_PATIENCE_STEPS if self._streams else 1)
 
     def _step_expected_seconds(self) -> float:
-        """How long the step under way should take, by what is in it."""
-        return max(self.step_seconds, self.model.predict(self._loads()[0]))
-
-    def _loads(self) -> tuple[StepLoad, StepLoad]:
-        """What is in the step under way, and what has been released for the next one, each with all decodes.
-
-        A step takes prompts in the order of their release, as far as its budget goes; the next takes what is left of
-        those, and what came meanwhile.
-        """
-        tokens, attention, prefills = [0, 0], [0.0, 0.0], [0, 0]
-        for prefill in self._prefills.values():
-            done = prefill.context - prefill.remaining
-            for step in (0, 1) if prefill.joins <= self._step else (1,):
-                worked_on = min(prefill.context - done, self.prefill_budget - tokens[step])
-                if worked_on > 0:
-                    tokens[step] += worked_on
-                    attention[step] += worked_on * (done + worked_on / 2)
-                    prefills[step] += 1
-                    done += worked_on
-        decodes, context = len(self._streams), self._stream_context
-        return (
-            StepLoad(tokens[0], decodes, context, attention[0], prefills[0]),
-            StepLoad(tokens[1], decodes, context, attention[1], prefills[1]),
+        """How long the step under way should take, if it has taken in all that was released."""
+        loads = self._loads()
+        everything = loads[0]._replace(
+            prefill_tokens=min(self.prefill_budget, sum(load.prefill_tokens for load in loads)),
+            attention=sum(load.attention for load in loads),
+            prefills=sum(load.prefills for load in loads),
         )
+        return max(self.step_seconds, self.model.predict(everything))
 
-    def _add_prefill(self, key: str, tokens: int, context: int, now: float, tbt_seconds: float | None = None) -> None:
-        joins = self._step + 1
+    def _add_prefill(
+        self,
+        key: str,
+        tokens: int,
+        context: int,
+        now: float,
+        tbt_seconds: float | None = None,
+        *,
+        streamed: bool = True,
+    ) -> None:
+        joins, may_join = self._joins(now, now)
+        tells_delay = bool(self._streams) and self.untaken() + tokens <= self.prefill_budget
         if not self.outstanding:  # idle: this prompt itself begins the next step
-            joins = self._step
+            joins = may_join = self._step
             self._step_began_at = now
         elif not self.backlog and now >= self._step_began_at + self._patience_seconds():
             self._step_began_at = now  # silent, and for long: nobody knows when the step under way began
-        self._prefills[key] = _Prefill(tokens, joins, now, context, tbt_seconds)
+        self._prefills[key] = Prefill(tokens, joins, may_join, now, context, tbt_seconds, streamed, tells_delay)
         self.kv_tokens += tokens
         self.backlog += tokens
+
+    def _on_output(self, prefill: Prefill, now: float) -> None:
+        self.backlog -= prefill.remaining
+        prefill.over = True
+        self._log.on_output(prefill, now)
 
     def _learn_step_seconds(self, seconds: float) -> None:
         bounded = min(max(seconds, 1e-6), _STEP_SECONDS_OUTLIER * self.step_seconds)
         self.step_seconds += _STEP_SECONDS_WEIGHT * (bounded - self.step_seconds)
 
-    def _next_step(self, count: int, now: float) -> None:
+    def _next_step(self, count: int, now: float, *, observed: bool = False) -> None:
         """``count`` steps have ended, the last one now: account for the prompt tokens worked on in them."""
         self._step += count
+        judged = self._log.next_step(
+            self._step_began_at, now, len(self._streams), self._stream_context, self._step + 1, observed=observed
+        )
+        if judged.load is not None:
+            self.model.observe(judged.load, judged.seconds)
+        self.backlog += judged.undone
         self._step_began_at = now
-        budget = self.prefill_budget * count
+        budget = self.prefill_budget * count - judged.spent
         for prefill in self._prefills.values():
-            if prefill.joins == self._step and now - prefill.released_at < self.feedback_seconds:
-                prefill.joins += 1  # it was still on its way when this step began
             present = min(count, self._step - prefill.joins)
-            if present <= 0:
-                continue
             worked_on = min(prefill.remaining, budget, self.prefill_budget * present)
-            prefill.remaining -= worked_on
-            self.backlog -= worked_on
-            budget -= worked_on
+            if worked_on > 0:
+                self._log.add(prefill, worked_on)
+                self.backlog -= worked_on
+                budget -= worked_on
+        self.backlog += self._log.doubt(self.model, self._step + 1)
+        composed = self._step + self.delay.steps
+        for prefill in self._prefills.values():
+            if prefill.joins >= composed and not prefill.doubts:  # until now it may have missed this step
+                prefill.joins, prefill.may_join = self._joins(prefill.released_at, now)
+
+    def _joins(self, released_at: float, now: float) -> tuple[int, int]:
+        """The first step believed to work on what was released then, and the first that may."""
+        steps = self.intake(released_at, now)
+        return self._step + steps[-1], self._step + steps[0]

@@ -66,4 +66,5 @@ class Ledger:
         else:
             self.backlog.remove(waiting)
         entry.engine = engine
-        engine.release(request.id, request.prompt_tokens, now, request.request_class.tbt_seconds)
+        tbt_seconds = request.request_class.tbt_seconds
+        engine.release(request.id, request.prompt_tokens, now, tbt_seconds, streamed=request.streamed)

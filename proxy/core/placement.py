@@ -36,7 +36,7 @@ def takes_a_piece(
 ) -> bool:
     """Whether some engine would take the request, or a first slice of it, now."""
     return any(
-        next_piece(e, request.prompt_tokens, 0, tiles, gate, sliceable=request.sliceable)
+        next_piece(e, request, now, tiles, gate, sliceable=request.sliceable)
         for e in engines
         if e.is_open(now) and e.serves(request.model)
     )

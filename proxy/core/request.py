@@ -42,6 +42,8 @@ class Request:
     """Whether its prompt may be sent ahead in slices: its token ids are at hand and the engines cache prefixes."""
     size_bytes: int = 0
     """Length of the body, which somebody holds in memory while the request waits."""
+    streamed: bool = True
+    """Whether its tokens are seen as they come; an answer in one piece shows none until its end."""
 
 
 class Outcome(StrEnum):

@@ -36,8 +36,7 @@ def _next_of(
     candidates.sort(key=lambda e: (_remaining_urgency(e, engine, config, now), e.waiting.number))
     for entry in candidates:
         request = entry.waiting.request
-        held = engine.held_tokens(request.id)
-        upto = next_piece(engine, request.prompt_tokens, held, tiles, config.gate, sliceable=entry.sliceable)
+        upto = next_piece(engine, request, now, tiles, config.gate, sliceable=entry.sliceable)
         if not upto:
             return None  # whoever is next has to wait for it: else nobody long would ever find room
         if upto < request.prompt_tokens and not entry.sliced and engine.sliced >= tiles.max_sliced:

@@ -18,6 +18,8 @@ from proxy.core.admission import GateConfig, fits_kv
 
 if TYPE_CHECKING:
     from proxy.core.engine import EngineBelief
+    from proxy.core.request import Request
+    from proxy.core.stepmodel import StepLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +46,46 @@ class TileConfig:
             raise ValueError("margin lies in [0, 1)")
 
 
-def next_piece(
-    engine: EngineBelief, prompt_tokens: int, held_tokens: int, tiles: TileConfig, gate: GateConfig, *, sliceable: bool
-) -> int:
-    """Return up to which token of a prompt to send now: all of it, a prefix, or 0 for nothing.
+def room(engine: EngineBelief, offset: int, now: float, tiles: TileConfig) -> int:
+    """Prompt tokens that may be sent now, with every TBT deadline in flight kept in the step that they come into.
 
-    ``held_tokens`` of it are cached by the engine already.
+    They are those of a prompt after its first ``offset`` ones. A step that has got nothing yet gets the smallest
+    slice whatever the deadline, or work would stop.
     """
+    forecasts = engine.forecast(now), engine.forecast(now, soonest=True)
+    steps = engine.intake(now, now)
+    return min(_room_in(engine, forecast.loads, step, offset, tiles) for forecast in forecasts for step in steps)
+
+
+def _room_in(engine: EngineBelief, loads: list[StepLoad], step: int, offset: int, tiles: TileConfig) -> int:
+    """As ``room``, for the step that comes so many after the one under way."""
+    space = engine.prefill_budget - engine.backlog + sum(load.prefill_tokens for load in loads[:step])
+    strictest = engine.strictest_tbt_seconds
+    if strictest is None:
+        return space
+    seconds = strictest * (1 - tiles.margin) - engine.model.error_p95_seconds
+    # What is in the steps before may decode in this one, and has its context read there.
+    kv_tokens = loads[step].kv_tokens + engine.backlog
+    load = loads[step]._replace(decodes=engine.outstanding, kv_tokens=kv_tokens)
+    empty = engine.model.predict(load._replace(prefill_tokens=0, attention=0.0, prefills=1))
+    fits = engine.model.prefill_tokens_within(min(seconds, tiles.knee * empty), load, offset)
+    return min(space, fits if load.prefill_tokens else max(fits, smallest_slice(engine, tiles)))
+
+
+def smallest_slice(engine: EngineBelief, tiles: TileConfig) -> int:
+    """In whole blocks of the engine's KV cache."""
+    block = engine.limits.block_tokens
+    return -(-tiles.smallest_tokens // block) * block
+
+
+def next_piece(
+    engine: EngineBelief, request: Request, now: float, tiles: TileConfig, gate: GateConfig, *, sliceable: bool
+) -> int:
+    """Return up to which token of a request's prompt to send now: all of it, a prefix, or 0 for nothing."""
+    prompt_tokens, held_tokens = request.prompt_tokens, engine.held_tokens(request.id)
     if not engine.outstanding:
         return prompt_tokens
-    block = engine.limits.block_tokens
-    smallest = -(-tiles.smallest_tokens // block) * block
-    space = engine.room(held_tokens, margin=tiles.margin, knee=tiles.knee, smallest=smallest)
+    space = room(engine, held_tokens, now, tiles)
     remaining = prompt_tokens - held_tokens
     if space <= 0 or engine.outstanding >= engine.limits.max_num_seqs or not fits_kv(engine, remaining, gate):
         return 0
@@ -63,5 +93,6 @@ def next_piece(
         return prompt_tokens
     if not sliceable or not engine.limits.caches_prefixes:
         return prompt_tokens if not engine.untaken() else 0  # it breaks a deadline, now or later
+    block = engine.limits.block_tokens
     upto = (held_tokens + space) // block * block
-    return upto if upto - held_tokens >= smallest and upto < prompt_tokens else 0
+    return upto if upto - held_tokens >= smallest_slice(engine, tiles) and upto < prompt_tokens else 0

@@ -122,6 +122,7 @@ class Generator:
             max_tokens=report.max_tokens,
             request_class=report.request_class,
             sliceable=slicer is not None and slicer.plan.ids is not None,
+            streamed=report.stream,
             size_bytes=len(body),
         )
         ticket = self.driver.submit(core_request, report.arrived_at, slicer.send if slicer else None)

@@ -37,6 +37,9 @@ class SimulationConfig:
     engines: int = 1
     network_seconds: float = 0.001
     """One-way delay between an engine and whoever talks to it: the proxy, or the clients where there is none."""
+    async_scheduling: bool = False
+    """Whether the engine composes each step while the one before it runs, as vLLM does on GPUs: a prompt that comes
+    during a step is then taken in one step later."""
 
 
 @dataclass(slots=True)
@@ -117,6 +120,8 @@ class _Engine:
         self._on_decode_step = on_decode_step
         self._busy = False
         self._received_us: dict[str, int] = {}  # of prompts that no step has worked on yet
+        self._async_scheduling = config.async_scheduling
+        self._too_late: list[tuple[str, int, int, str | None]] = []  # came after the next step was composed
 
     def send(self, request_id: str, prompt_tokens: int, output_tokens: int, content: str | None = None) -> None:
         self._clock.at(
@@ -124,19 +129,31 @@ class _Engine:
         )
 
     def _receive(self, request_id: str, prompt_tokens: int, output_tokens: int, content: str | None) -> None:
+        self._received_us[request_id] = self._clock.now_us
+        if self._async_scheduling and self._busy:
+            self._too_late.append((request_id, prompt_tokens, output_tokens, content))
+        else:
+            self._add(request_id, prompt_tokens, output_tokens, content)
+
+    def _add(self, request_id: str, prompt_tokens: int, output_tokens: int, content: str | None) -> None:
         try:
             self.model.add(request_id, prompt_tokens, output_tokens, content)
         except ValueError:  # longer than the KV cache, as vLLM's 400
+            del self._received_us[request_id]
             self._clock.at(self._clock.now_us + self._network_us, self._refuse, request_id)
             return
-        self._received_us[request_id] = self._clock.now_us
         if not self._busy:
             self._step()
 
     def _step(self) -> None:
         seconds = self.model.start_step()
-        self._busy = seconds is not None
+        too_late, self._too_late = self._too_late, []
+        self._busy = seconds is not None or bool(too_late)
+        for prompt in too_late:
+            self._add(*prompt)
         if seconds is None:
+            if too_late:
+                self._step()
             return
         self.busy_seconds += seconds
         self._clock.at(self._clock.now_us + microseconds(seconds), self._end_step)

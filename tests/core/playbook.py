@@ -34,6 +34,7 @@ class Play:
         self.actions: list[Action] = []
         """What the last call answered."""
         self._flying: list[Slice] = []
+        self._sent_at: dict[int, float] = {}
 
     def engine(self, engine_id: str = "e0") -> EngineBelief:
         return next(e for e in self.scheduler.engines if e.id == engine_id)
@@ -69,6 +70,11 @@ class Play:
         self._flying = [s for s in self._flying if s is not piece]
         return self.handle(SliceEnded(piece, cached), at)
 
+    def answer_slices(self, *, before: float) -> None:
+        """All slices on their way that were sent ``before`` then end now."""
+        for piece in [s for s in self._flying if self._sent_at[s.number] < before]:
+            self.slice_ended(piece.request_id, piece.tokens)
+
     def up(
         self, engine_id: str = "e0", *, at: float | None = None, models: tuple[str, ...] = (), **limits: Any
     ) -> list[str]:
@@ -97,6 +103,8 @@ class Play:
 
     def _answer(self, actions: list[Action]) -> list[str]:
         self.actions = actions
-        self._flying += (a for a in actions if isinstance(a, Slice))
+        sent = [a for a in actions if isinstance(a, Slice)]
+        self._flying += sent
+        self._sent_at.update((piece.number, self.now) for piece in sent)
         check_scheduler(self.scheduler, self.now)
         return [describe(action, self.now).split(" ", 1)[1] for action in actions]

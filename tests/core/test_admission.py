@@ -4,6 +4,7 @@ from builders import make_engine
 
 from proxy.core.admission import GateConfig, admits
 from proxy.core.engine import EngineBelief
+from proxy.core.feedback import FeedbackDelay
 
 
 def busy_engine(*, token_budget: int = 512, max_num_seqs: int = 128, kv_tokens: int | None = None) -> EngineBelief:
@@ -52,9 +53,9 @@ def test_a_slow_loop_lets_as_many_steps_be_released_ahead_as_it_lasts() -> None:
     engine = busy_engine()
     assert engine.step_seconds == pytest.approx(0.03)
     engine.release("a", 3 * 511 - 1, 0.04)
-    engine.feedback_seconds = 0.06
+    engine.delay = FeedbackDelay(0.06)
     assert not admits(engine, 1, GATE, now=0.04)
-    engine.feedback_seconds = 0.061
+    engine.delay = FeedbackDelay(0.061)
     assert admits(engine, 1, GATE, now=0.04)
 
 

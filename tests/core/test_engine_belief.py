@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from invariants import check_engine
 
 from proxy.core.engine import EngineBelief
+from proxy.core.feedback import FeedbackDelay
+from proxy.core.tiles import TileConfig, room
 from proxy.sim.engine import EngineConfig, SimulatedEngine
 
 
@@ -81,10 +83,10 @@ def test_prompts_are_worked_off_in_the_order_of_release() -> None:
 def test_a_short_prompt_takes_no_more_of_the_budget_than_it_has() -> None:
     engine = engine_with_streams("a")
     engine.release("short", 5, 0.04)
-    for now in (0.06, 0.09, 0.12):
+    for now in (0.06, 0.09):
         step(engine, now, "a")
     assert engine.backlog == 0
-    assert engine.on_tokens("short", 1, 0.12)
+    assert engine.on_tokens("short", 1, 0.091)
     assert engine.backlog == 0
 
 
@@ -259,7 +261,8 @@ def test_the_lead_is_one_step_or_as_many_as_the_feedback_takes() -> None:
     engine = engine_with_streams("a")
     assert engine.step_seconds == pytest.approx(0.03)
     leads = []
-    for engine.feedback_seconds in (0.0, 0.005, 0.0299, 0.031, 0.1):
+    for seconds in (0.0, 0.005, 0.0299, 0.031, 0.1):
+        engine.delay = FeedbackDelay(seconds)
         leads.append(engine.lead_tokens())
     assert leads == [99, 99, 99, 2 * 99, 4 * 99]
 
@@ -375,7 +378,7 @@ def test_what_a_step_leaves_of_a_whole_prompt_counts_for_the_next_as_a_slice_doe
         if not whole:
             engine.release("short", 300, 0.065)
         assert engine.untaken() == 300
-        return engine.room(0, margin=0.03, knee=4.0, smallest=128)
+        return room(engine, 0, 0.066, TileConfig(knee=4.0))
 
     # Less even, as the next step has the longer context to read.
     assert with_300_tokens_left(whole=True) <= with_300_tokens_left(whole=False)

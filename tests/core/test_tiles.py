@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from builders import make_engine
+from builders import make_engine, make_request
 from invariants import check_engine
 from playbook import Play
 
@@ -17,7 +17,7 @@ from proxy.core.engine import EngineBelief
 from proxy.core.ordering import first_come_first_served
 from proxy.core.request import RELAXED, STRICT, RequestClass
 from proxy.core.stepmodel import OnlineStepModel, StepLoad
-from proxy.core.tiles import TileConfig, next_piece
+from proxy.core.tiles import TileConfig, next_piece, room
 
 GATE = GateConfig()
 SMALLEST = TileConfig(knee=1.000001)
@@ -87,10 +87,12 @@ def test_two_tokens_of_one_step_send_one_tile() -> None:
     play.arrive("t", 16, request_class=STRICT, at=0.031)
     play.tokens("s", at=0.06)
     play.tokens("t", at=0.06)
-    cut(play.arrive("long", 9000, sliceable=True, at=0.07))
+    sent = [cut(play.arrive("long", 9000, sliceable=True, at=0.07))]
     for n in range(1, 6):
         now = 0.07 + n * 0.08
-        assert len(play.tokens("s", at=now) + play.tokens("t", at=now + 0.0005)) == 1
+        sent.append(cut(play.tokens("s", at=now) + play.tokens("t", at=now + 0.0005)))
+        if n > 1:
+            assert play.slice_ended(*sent[n - 2], at=now + 0.001) == []
 
 
 def test_a_tile_holds_the_ends_of_short_prompts_and_the_beginning_of_a_longer_one() -> None:
@@ -108,7 +110,7 @@ def test_who_comes_within_a_step_gets_what_is_left_of_the_tile() -> None:
     play = stage()
     engine = play.engine()
     assert play.arrive("a", 200, sliceable=True, at=0.04) == ["dispatch a e0"]
-    left = engine.room(0, margin=0.03, knee=TileConfig().knee, smallest=128)
+    left = room(engine, 0, 0.041, TileConfig())
     assert 128 < left < 8192
     name, tokens = cut(play.arrive("long", 5000, sliceable=True, at=0.045))
     assert (name, tokens) == ("long", left // 16 * 16)
@@ -134,7 +136,7 @@ def test_a_step_gets_one_piece_of_a_prompt_even_if_there_is_room_for_more_of_it(
     play.tokens("r", at=0.06)
     _, end = cut(play.arrive("long", 3000, sliceable=True, at=0.07))
     assert play.end("s", at=0.075) == [], "the engine would not find the piece before in its cache yet"
-    assert play.engine().room(end, margin=0.03, knee=1000.0, smallest=128) >= 3000 - end
+    assert room(play.engine(), end, 0.075, TileConfig(knee=1000.0)) >= 3000 - end
     assert play.tick(at=0.08) == []
     assert play.arrive("short", 50, at=0.085) == ["dispatch short e0"], "others may have the room"
     assert play.tokens("r", at=0.12) == ["dispatch long e0"]
@@ -154,7 +156,7 @@ def test_a_prompt_released_just_before_a_steps_end_counts_for_the_step_after() -
 
 def step_with(engine: EngineBelief, tokens: int, offset: int) -> float:
     """How long the next step is predicted to take if ``tokens`` of one more prompt are in it."""
-    load = engine._loads()[1]
+    load = engine.forecast(0.05).loads[1]
     load = load._replace(
         prefill_tokens=load.prefill_tokens + tokens,
         attention=load.attention + tokens * (offset + tokens / 2),
@@ -174,7 +176,7 @@ def test_a_tile_keeps_the_deadline_of_a_stream_by_the_step_model(tbt_seconds: fl
     engine.release("relaxed", 1000, 0.0, 5.0)
     for name in ("s", "relaxed"):
         engine.on_tokens(name, 1, 0.05)
-    tokens = engine.room(offset, margin=0.03, knee=1000.0, smallest=128)
+    tokens = room(engine, offset, 0.051, TileConfig(knee=1000.0))
     assert tokens > 128
     assert step_with(engine, tokens, offset) <= tbt_seconds
     assert step_with(engine, tokens + 200, offset) > tbt_seconds * 0.95
@@ -185,12 +187,12 @@ def test_a_tile_keeps_the_deadline_of_a_prompt_that_is_about_to_stream() -> None
     engine.model = trained()
     engine.release("s", 1000, 0.0, 0.5)
     engine.on_tokens("s", 1, 0.03)
-    without = engine.room(0, margin=0.03, knee=1000.0, smallest=128)
+    without = room(engine, 0, 0.031, TileConfig(knee=1000.0))
     engine.release("t", 50, 0.03, 0.1)
     engine.on_tokens("s", 1, 0.06)
     assert engine.untaken() == 0
     assert engine.strictest_tbt_seconds == 0.1
-    tokens = engine.room(0, margin=0.03, knee=1000.0, smallest=128)
+    tokens = room(engine, 0, 0.061, TileConfig(knee=1000.0))
     assert tokens < without
     assert step_with(engine, tokens, 0) <= 0.1
     engine.end("t", 0.07)
@@ -204,7 +206,7 @@ def test_the_more_a_step_holds_the_less_is_added() -> None:
     engine.on_tokens("s", 1, 0.03)
     rooms = []
     for n in range(6):
-        rooms.append(engine.room(0, margin=0.03, knee=1000.0, smallest=128))
+        rooms.append(room(engine, 0, 0.031, TileConfig(knee=1000.0)))
         engine.release(f"p{n}", 100, 0.03)
     assert all(a - b >= 100 for a, b in pairwise(rooms)), rooms
 
@@ -214,7 +216,7 @@ def test_a_step_is_not_stretched_beyond_the_knee() -> None:
     engine.model = trained()
     engine.release("s", 1000, 0.0, 10.0)
     engine.on_tokens("s", 1, 0.03)
-    rooms = [engine.room(0, margin=0.03, knee=knee, smallest=128) for knee in (2.0, 4.0, 8.0)]
+    rooms = [room(engine, 0, 0.031, TileConfig(knee=knee)) for knee in (2.0, 4.0, 8.0)]
     empty = engine.model.predict(StepLoad(0, 1, 1001, prefills=1))
     assert [round(step_with(engine, r, 0) / empty, 1) for r in rooms] == [2.0, 4.0, 8.0]
 
@@ -298,6 +300,8 @@ def test_what_counts_is_what_is_left_of_a_prompt() -> None:
     assert cut(play.arrive("nearly", 640, sliceable=True, at=0.04)) == ("nearly", 128)
     for n in range(1, 4):
         assert cut(play.tokens("s", at=0.04 + n * 0.04)) == ("nearly", 128 + n * 128)
+        if n > 1:
+            play.slice_ended("nearly", (n - 1) * 128)
     assert play.arrive("shorter", 500, sliceable=True, at=0.17) == []
     assert play.tokens("s", at=0.2)[0] == "dispatch nearly e0", "128 tokens of it are left"
 
@@ -305,17 +309,21 @@ def test_what_counts_is_what_is_left_of_a_prompt() -> None:
 def test_a_long_prompt_half_way_ages_until_no_short_one_overtakes_it() -> None:
     play = stage(SMALLEST, max_wait_seconds=5.0)
     cut(play.arrive("long", 3000, sliceable=True, at=0.04))
-    last = ("", 0)
+    play.arrive("n0", 129, at=0.05)
+    taken: list[str] = []
     for n in range(1, 200):
         now = 0.04 + n * 0.08
-        play.arrive(f"n{n}", 129, sliceable=True, at=now - 0.03)
-        last = cut(play.tokens("s", at=now)) if now > 5.1 else last
-        if last[0]:
+        sent = play.tokens("s", at=now)
+        play.answer_slices(before=now - 0.08)
+        for name in taken:
+            play.tokens(name)
+            play.end(name)
+        taken = [answer.split()[1] for answer in sent]
+        if "long" in taken:
             break
-        for answer in play.actions:
-            if answer.request_id != "long":
-                play.end(answer.request_id)
-    assert last[0] == "long"
+        assert taken == [f"n{n - 1}"]
+        play.arrive(f"n{n}", 129, at=now + 0.03)
+    assert 5.0 < now < 5.2
 
 
 def test_in_order_of_arrival_the_long_prompt_is_finished_first() -> None:
@@ -332,11 +340,13 @@ def test_no_more_prompts_are_half_way_than_allowed() -> None:
         play.arrive(f"p{n}", tokens, sliceable=True, at=0.04 + n * 0.08)
         play.tokens("s", at=0.06 + n * 0.08)
         tokens //= 2
+        play.answer_slices(before=0.06 + (n - 1) * 0.08)
     engine = play.engine()
     assert engine.sliced == 2
     assert {*engine._held} == {"p0", "p1"}
     for _ in range(3):
         play.tokens("s", at=play.now + 0.08)
+        play.answer_slices(before=play.now - 0.08)
         assert engine.sliced == 2
     play.end("p1")
     assert engine.sliced == 1
@@ -579,9 +589,9 @@ def test_an_exact_length_comes_too_late_for_what_was_dispatched() -> None:
 
 def test_a_piece_is_nothing_where_there_is_no_slot_left() -> None:
     engine = make_engine(token_budget=8192, max_num_seqs=1, caches_prefixes=True)
-    assert next_piece(engine, 5000, 0, TileConfig(), GATE, sliceable=True) == 5000
+    assert next_piece(engine, make_request("long", 5000), 0.05, TileConfig(), GATE, sliceable=True) == 5000
     engine.release("s", 16, 0.0, 0.1)
-    assert next_piece(engine, 5000, 0, TileConfig(), GATE, sliceable=True) == 0
+    assert next_piece(engine, make_request("long", 5000), 0.05, TileConfig(), GATE, sliceable=True) == 0
     check_engine(engine)
 
 

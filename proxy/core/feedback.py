@@ -1,0 +1,80 @@
+"""The delay of the loop between the proxy and an engine: a token on its way here, and a prompt on its way back.
+
+A prompt that is released when a step has ended arrives while the next one runs, and is taken in by the one after that,
+unless its way takes longer than the step. An engine that composes each step while the one before it runs (asynchronous
+scheduling, vLLM's default on GPUs) takes it in one step later still. Which step did take it in is told by when its
+output comes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_OUTWARD = 0.5
+_INWARD = 0.05
+"""Where the bounds of the delay turn out wrong they move fast, where they could be closer, slowly."""
+_BEYOND = 1.25
+"""What was too short by nothing would miss again."""
+_MOST_SECONDS = 0.25
+"""A prompt that needs longer waits for something else inside the engine."""
+_MISS_WEIGHT = 0.05
+
+
+class _Hypothesis:
+    """That the engine composes its steps so many steps ahead; with the delay that this makes of what is seen."""
+
+    def __init__(self, seconds: float) -> None:
+        self.least, self.most = 0.0, seconds
+        self.misses = 0.0  # moving average of how often the delay was wrong
+
+    def learn(self, too_short: float, enough: float) -> None:
+        too_short, enough = max(0.0, min(too_short, _MOST_SECONDS)), max(enough, 0.0)
+        self.misses += _MISS_WEIGHT * (not too_short <= self.most <= enough) - _MISS_WEIGHT * self.misses
+        if too_short > self.most:
+            self.most += _OUTWARD * (_BEYOND * too_short - self.most)
+        elif enough < self.most:
+            self.most += _INWARD * (enough - self.most)
+        if enough < self.least:
+            self.least += _OUTWARD * (enough - self.least)
+        elif too_short > self.least:
+            self.least += _INWARD * (too_short - self.least)
+
+
+class FeedbackDelay:
+    """Learnt from the steps that a prompt missed and the one that it caught."""
+
+    def __init__(self, seconds: float) -> None:
+        self._hypotheses = [_Hypothesis(seconds) for _ in range(BEGINNINGS - 1)]
+
+    def __repr__(self) -> str:
+        return f"<FeedbackDelay {self.seconds * 1e3:.1f} ms, {self.steps} steps ahead>"
+
+    @property
+    def steps(self) -> int:
+        """How many steps ahead the engine composes a step: 0, or 1 with asynchronous scheduling."""
+        return min(range(len(self._hypotheses)), key=lambda i: (self._hypotheses[i].misses, i))
+
+    @property
+    def seconds(self) -> float:
+        """From the release of a prompt to when a step can be composed with it, both as seen from here."""
+        return self._hypotheses[self.steps].most
+
+    @property
+    def least_seconds(self) -> float:
+        """What it may be at best."""
+        return self._hypotheses[self.steps].least
+
+    def learn(self, beginnings: Sequence[float]) -> None:
+        """Take in which step took a prompt in.
+
+        ``beginnings``: when that step began, the step before it and the one before that, in seconds after the release.
+        """
+        for i, hypothesis in enumerate(self._hypotheses):
+            hypothesis.learn(too_short=beginnings[i + 1], enough=beginnings[i])
+
+
+BEGINNINGS = 3
+"""How many steps' beginnings it takes to learn from: that of the step which took a prompt in, and those before it."""
