@@ -308,9 +308,12 @@ class Tiles(RuleBasedStateMachine):
         return next(e for e in self.scheduler.engines if e.id == engine_id)
 
     def check_one_piece_per_step(self, live: Live, engine_id: str) -> None:
-        """A piece finds the one before in the engine's cache: its step is over, or so is the slice itself."""
+        """A piece finds the one before in the engine's cache: its step is over, or so is that piece itself.
+
+        A shorter piece may still be on its way then: its tokens are those that the longer one begins with.
+        """
         flying = {piece.number for piece in self.shell.slices}
-        assert live.at is None or self.engine(engine_id).step > live.step or not live.numbers & flying
+        assert live.at is None or self.engine(engine_id).step > live.step or max(live.numbers) not in flying
 
     def check_slice(self, live: Live, piece: Slice) -> None:
         of, tiles = self.shell.limits[piece.engine_id], self.scheduler.config.tiles
