@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from random import Random
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,22 @@ class Profile:
     step: StepModel
     kv_tokens: int
     source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Jitter:
+    """By how much longer a real step takes than its profile says: always a little, and now and then a hiccup."""
+
+    mean_seconds: float = 0.0007
+    """Exponentially distributed."""
+    hiccup_share: float = 0.01
+    hiccup_seconds: tuple[float, float] = (0.005, 0.03)
+    """Least and most, uniformly distributed."""
+
+    def draw_seconds(self, rng: Random) -> float:
+        """Draw one step's."""
+        seconds = rng.expovariate(1 / self.mean_seconds)
+        return seconds + rng.uniform(*self.hiccup_seconds) if rng.random() < self.hiccup_share else seconds
 
 
 _VLLM_HOST = (0.4, 0.037)

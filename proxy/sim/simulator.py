@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from proxy.core.config import SchedulerConfig
+    from proxy.core.engine import EngineBelief
     from proxy.sim.workload import ScheduledRequest
+
+    OnStepEnd = Callable[[SimulatedEngine, EngineBelief], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class SimulationConfig:
     async_scheduling: bool = False
     """Whether the engine composes each step while the one before it runs, as vLLM does on GPUs: a prompt that comes
     during a step is then taken in one step later."""
+    seed: int = 0
+    """Of the engines' jitter, if they have any."""
 
 
 @dataclass(slots=True)
@@ -99,6 +104,10 @@ class _Clock:
             call(*args)
 
 
+_Prompt = tuple[str, int, int, str | None, float | None]
+"""The arguments of ``SimulatedEngine.add``."""
+
+
 class _Engine:
     """A simulated engine on the virtual clock."""
 
@@ -109,8 +118,10 @@ class _Engine:
         deliver: Callable[[list[Produced]], None],
         refuse: Callable[[str], None],
         on_decode_step: Callable[[], None],
+        number: int = 0,
+        on_step_end: Callable[[], None] | None = None,
     ) -> None:
-        self.model = SimulatedEngine(config.engine)
+        self.model = SimulatedEngine(config.engine, f"{config.seed}:{number}")
         self.queue_seconds: list[float] = []
         self.busy_seconds = 0.0
         self._clock = clock
@@ -118,26 +129,34 @@ class _Engine:
         self._deliver = deliver
         self._refuse = refuse
         self._on_decode_step = on_decode_step
+        self._on_step_end = on_step_end
         self._busy = False
         self._received_us: dict[str, int] = {}  # of prompts that no step has worked on yet
         self._async_scheduling = config.async_scheduling
-        self._too_late: list[tuple[str, int, int, str | None]] = []  # came after the next step was composed
+        self._too_late: list[_Prompt] = []  # came after the next step was composed
 
-    def send(self, request_id: str, prompt_tokens: int, output_tokens: int, content: str | None = None) -> None:
-        self._clock.at(
-            self._clock.now_us + self._network_us, self._receive, request_id, prompt_tokens, output_tokens, content
-        )
+    def send(
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        output_tokens: int,
+        content: str | None = None,
+        tbt_seconds: float | None = None,
+    ) -> None:
+        prompt = request_id, prompt_tokens, output_tokens, content, tbt_seconds
+        self._clock.at(self._clock.now_us + self._network_us, self._receive, prompt)
 
-    def _receive(self, request_id: str, prompt_tokens: int, output_tokens: int, content: str | None) -> None:
-        self._received_us[request_id] = self._clock.now_us
+    def _receive(self, prompt: _Prompt) -> None:
+        self._received_us[prompt[0]] = self._clock.now_us
         if self._async_scheduling and self._busy:
-            self._too_late.append((request_id, prompt_tokens, output_tokens, content))
+            self._too_late.append(prompt)
         else:
-            self._add(request_id, prompt_tokens, output_tokens, content)
+            self._add(prompt)
 
-    def _add(self, request_id: str, prompt_tokens: int, output_tokens: int, content: str | None) -> None:
+    def _add(self, prompt: _Prompt) -> None:
+        request_id = prompt[0]
         try:
-            self.model.add(request_id, prompt_tokens, output_tokens, content)
+            self.model.add(*prompt)
         except ValueError:  # longer than the KV cache, as vLLM's 400
             del self._received_us[request_id]
             self._clock.at(self._clock.now_us + self._network_us, self._refuse, request_id)
@@ -150,7 +169,7 @@ class _Engine:
         too_late, self._too_late = self._too_late, []
         self._busy = seconds is not None or bool(too_late)
         for prompt in too_late:
-            self._add(*prompt)
+            self._add(prompt)
         if seconds is None:
             if too_late:
                 self._step()
@@ -160,10 +179,12 @@ class _Engine:
         for request_id in self.model.step_admitted:
             if (received_us := self._received_us.pop(request_id, None)) is not None:  # not admitted a second time
                 self.queue_seconds.append((self._clock.now_us - received_us) / 1e6)
-        if not self.model.step_prompt_tokens:
+        if not self.model.step_load.prefill_tokens:
             self._on_decode_step()
 
     def _end_step(self) -> None:
+        if self._on_step_end is not None:
+            self._on_step_end()
         produced = self.model.finish_step()
         if produced:
             self._clock.at(self._clock.now_us + self._network_us, self._deliver, produced)
@@ -179,11 +200,20 @@ class _Run:
         config: SimulationConfig,
         scheduler: Scheduler | None,
         on_action: Callable[[Action, float], None] | None,
+        on_step_end: OnStepEnd | None = None,
     ) -> None:
         self.clock = _Clock()
         self.records = {str(r.index): RequestRecord(r) for r in workload}
         self.engines = {
-            f"engine-{i}": _Engine(self.clock, config, self._deliver, self._refuse, partial(self._note_decode_step, i))
+            f"engine-{i}": _Engine(
+                self.clock,
+                config,
+                self._deliver,
+                self._refuse,
+                partial(self._note_decode_step, i),
+                i,
+                None if on_step_end is None else partial(self._note_step_end, i, on_step_end),
+            )
             for i in range(config.engines)
         }
         self.starved_steps = 0
@@ -204,7 +234,8 @@ class _Run:
         self.records[request_id].sent_at = self.clock.now
         if self._scheduler is None:
             turn = list(self.engines.values())[request.index % len(self.engines)]
-            turn.send(request_id, request.prompt_tokens, request.output_tokens)
+            tbt_seconds = request.request_class.tbt_seconds
+            turn.send(request_id, request.prompt_tokens, request.output_tokens, tbt_seconds=tbt_seconds)
         else:
             self._waiting[request_id] = self.records[request_id]
             self._feed(Arrived(as_core_request(request)))
@@ -240,6 +271,10 @@ class _Run:
         without_backlog_rule = replace(self._scheduler.config.gate, backlog_factor=inf)
         belief, now = self._scheduler.engines[engine], self.clock.now
         self.starved_steps += admits(belief, self._next_waiting(now).prompt_tokens, without_backlog_rule, now)
+
+    def _note_step_end(self, engine: int, tell: OnStepEnd) -> None:
+        assert self._scheduler is not None
+        tell(self.engines[f"engine-{engine}"].model, self._scheduler.engines[engine])
 
     def _next_waiting(self, now: float) -> ScheduledRequest:
         """The request that the scheduler would release next."""
@@ -308,13 +343,15 @@ def simulate(
     config: SimulationConfig,
     scheduler_config: SchedulerConfig | None,
     on_action: Callable[[Action, float], None] | None = None,
+    on_step_end: OnStepEnd | None = None,
 ) -> SimulationResult:
     """Run ``workload`` to its end in virtual time and return what happened.
 
     ``scheduler_config`` is the proxy's; with ``None`` there is no proxy and requests go to the engines round robin.
+    ``on_step_end`` (with a proxy only) is called when an engine's step ends, before anybody hears of its tokens.
     """
     scheduler = None if scheduler_config is None else Scheduler(scheduler_config)
-    run = _Run(workload, config, scheduler, on_action)
+    run = _Run(workload, config, scheduler, on_action, on_step_end)
     run.clock.run()
     engines = run.engines.values()
     steps = sum(e.model.steps for e in engines)

@@ -454,9 +454,10 @@ def run_alone(engine: SimulatedEngine, name: str, prompt: int, output: int = 1, 
 
 def cached(engine: SimulatedEngine) -> dict[str, int]:
     """Cached blocks by content, least recently used first; their sum is what the engine thinks."""
-    assert sum(engine._cache.values()) == engine._cached_blocks <= engine._free_blocks
-    assert 0 not in engine._cache.values()
-    return dict(engine._cache)
+    kv = engine._kv
+    assert sum(kv.contents().values()) == kv.cached <= kv.free
+    assert 0 not in kv.contents().values()
+    return kv.contents()
 
 
 def test_a_longer_prompt_of_the_same_content_finds_the_whole_blocks_of_the_shorter_one() -> None:
@@ -493,7 +494,7 @@ def test_a_shorter_prompt_of_the_same_content_loses_the_engine_no_block() -> Non
     engine = make_engine(block_size=16, kv_tokens=1600)
     run_alone(engine, "long", 160, content="c")
     run_alone(engine, "short", 33, content="c")
-    assert engine._free_blocks == 100
+    assert engine._kv.free == 100
     assert cached(engine) == {"c": 10}
 
 
@@ -508,7 +509,7 @@ def test_a_prompt_finds_the_blocks_of_one_that_the_same_step_works_on() -> None:
     engine.add("x/3680", 3680, 1, "x")
     engine.add("x", 3693, 5, "x")
     assert begin(engine) == {"x/3680": 3680, "x": 13}
-    assert engine.step_prompt_tokens == 3693
+    assert engine.step_load.prefill_tokens == 3693
     engine.finish_step()
     assert finish_all(engine) == {"x": 4}
 
@@ -597,11 +598,11 @@ def test_every_sequence_makes_its_tokens_and_every_block_comes_back(
         assert sum(batch.values()) <= token_budget
         assert len(batch) <= engine.running <= max_num_seqs
         assert all(tokens >= 1 for tokens in batch.values())
-        held = sum(s.blocks for s in engine._running.values())
-        assert held + engine._free_blocks == engine.config.blocks, "each block is in use or free"
+        held = sum(s.blocks for s in engine._scheduler.running.values())
+        assert held + engine._kv.free == engine.config.blocks, "each block is in use or free"
         cached(engine)  # of the free ones, some are cached
         assert engine.kv_tokens_used == held * block_size <= total
-        for sequence in engine._running.values():
+        for sequence in engine._scheduler.running.values():
             needed = sequence.computed + batch.get(sequence.id, 0)
             assert needed <= sequence.blocks * block_size < needed + block_size
         for i, (when, _, _, later, _) in enumerate(load):
