@@ -10,6 +10,7 @@ from proxy.core.admission import GateConfig
 from proxy.core.ordering import Ordering, shortest_prompt_first
 
 if TYPE_CHECKING:
+    from proxy.core.rad import RadConfig
     from proxy.core.tiles import TileConfig
 
 
@@ -21,6 +22,8 @@ class SchedulerConfig:
     gate: GateConfig = field(default_factory=GateConfig)
     tiles: TileConfig | None = None
     """How to cut prompts into tiles; ``None``: they are released whole, by the gate."""
+    rad: RadConfig | None = None
+    """Throughput mode: how full to keep the engines; ``None``: as full as the gate lets them be."""
     max_wait_seconds: float = 60.0
     """A request that has waited this long goes before all others."""
     queue_timeout_seconds: float = 300.0
@@ -37,3 +40,5 @@ class SchedulerConfig:
             raise ValueError("durations must be positive and finite")
         if self.max_queue_requests < 0 or self.max_queue_bytes < 0:
             raise ValueError("queue limits must not be negative")
+        if self.tiles is not None and self.rad is not None:
+            raise ValueError("throughput mode (rad) releases whole prompts: it does not go together with tiles")

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 from proxy.core.queue import Backlog
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from proxy.core.engine import EngineBelief
     from proxy.core.queue import Servers, Waiting
+    from proxy.core.rad import ModeSwitch
 
 
 @dataclass(slots=True)
@@ -33,7 +36,7 @@ class Entry:
 class Ledger:
     """The state that the scheduler keeps and its rules of release work on."""
 
-    def __init__(self, max_wait_seconds: float) -> None:
+    def __init__(self, max_wait_seconds: float, modes: ModeSwitch | None = None) -> None:
         self.engines: dict[str, EngineBelief] = {}
         self.entries: dict[str, Entry] = {}
         self.backlog = Backlog(max_wait_seconds)
@@ -41,6 +44,8 @@ class Ledger:
         """Requests half-way: some of their slices were sent, the rest waits."""
         self.slices = 0
         """All slices ever sent."""
+        self.modes = modes
+        """Which engines are full, in throughput mode."""
 
     def __repr__(self) -> str:
         return f"<Ledger {len(self.entries)} requests, {len(self.backlog)} waiting, {len(self.engines)} engines>"
@@ -48,6 +53,11 @@ class Ledger:
     def servers(self, model: str) -> Servers:
         """The engines that serve ``model``, up or not."""
         return frozenset(e.id for e in self.engines.values() if e.serves(model))
+
+    def engines_for(self, waiting: Waiting, now: float) -> Collection[EngineBelief]:
+        """The engines that a whole prompt may go to, as far as throughput mode has a say."""
+        engines = self.engines.values()
+        return engines if self.modes is None else self.modes.open(engines, waiting.arrived_at, now)
 
     def any_up(self, servers: Servers) -> bool:
         return any(self.engines[engine_id].up for engine_id in servers)

@@ -29,6 +29,7 @@ from proxy.core.events import (
 from proxy.core.ledger import Entry, Ledger
 from proxy.core.placement import least_busy, soonest, takes_a_piece
 from proxy.core.queue import Waiting, WaitingQueue
+from proxy.core.rad import ModeSwitch
 from proxy.core.release import next_whole
 from proxy.core.request import RejectReason, Request
 from proxy.core.slicing import next_tile, on_slice_end, unslice
@@ -39,7 +40,8 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig | None = None) -> None:
         self.config = config or SchedulerConfig()
-        self._ledger = Ledger(self.config.max_wait_seconds)
+        rad = self.config.rad
+        self._ledger = Ledger(self.config.max_wait_seconds, None if rad is None else ModeSwitch(rad))
         self._arrivals = 0
         self._draining = False
 
@@ -134,6 +136,9 @@ class Scheduler:
         ]
         for engine in self._ledger.engines.values():
             due += (t for t in (engine.closed_until, engine.silent_until()) if t is not None)
+        if (modes := self._ledger.modes) is not None:
+            held = (modes.due_at(queue.oldest.arrived_at) for _, queue in self._ledger.backlog.queues())
+            due += (t for t in held if t is not None)
         if not due:
             return None
         deadline = min(due)

@@ -83,6 +83,13 @@ class OnlineStepModel:
     def coefficients(self) -> StepCoefficients:
         return StepCoefficients(*(t * s for t, s in zip(self._theta, _SCALE, strict=True)))
 
+    def past_load(self) -> StepLoad:
+        """What has been in the steps seen, added up: older ones count less, and so do those that took oddly long."""
+        tokens, decodes, kv_tokens, attention, prefills = (
+            self._gram[i][0] / _SCALE[i] for i in range(1, _SIZE)
+        )
+        return StepLoad(round(tokens), round(decodes), round(kv_tokens), attention, round(prefills))
+
     def predict(self, load: StepLoad) -> float:
         """Return the expected duration of a step in seconds."""
         theta = self._theta

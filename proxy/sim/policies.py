@@ -1,17 +1,21 @@
-"""Policies that a simulation can compare, by name. Each is a way to run the proxy, or to do without it."""
+"""What a simulation can compare, by name: the proxy's policies, and engines left to themselves."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from proxy.core.admission import GateConfig
 from proxy.core.config import SchedulerConfig
-from proxy.core.ordering import first_come_first_served, shortest_prompt_first
+from proxy.core.policies import PolicyName, configure
 from proxy.core.tiles import TileConfig
+from proxy.sim.schedulers import EngineSchedulerName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from proxy.sim.engine import EngineConfig
 
 
 _GATE = GateConfig()
@@ -30,6 +34,14 @@ class PolicyOptions:
         return GateConfig(backlog_factor=self.backlog_factor, feedback_seconds=self.feedback_seconds)
 
 
+def _proxy(policy: PolicyName, options: PolicyOptions, tiles: TileConfig | None = None) -> SchedulerConfig:
+    return configure(policy, SchedulerConfig(gate=options.gate(), tiles=tiles), options.aging_seconds)
+
+
+def _direct(_: PolicyOptions) -> None:
+    """No proxy at all."""
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A named policy. ``scheduler`` makes the proxy's settings; ``None`` from it means that there is no proxy."""
@@ -37,40 +49,52 @@ class Policy:
     name: str
     summary: str
     scheduler: Callable[[PolicyOptions], SchedulerConfig | None]
-    token_budget: int | None = None
-    """Token budget of the engines where the policy wants another than the rest of the study has."""
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ``EngineConfig`` in which its engines differ from those of the rest of the study."""
+
+    def engine_config(self, config: EngineConfig) -> EngineConfig:
+        return replace(config, **self.engine)
 
 
 _TILES_BUDGET = 8192
 """More than any tile: the proxy sizes the steps, not the engine."""
+_WATERMARK = 0.03
 
 POLICIES = {
     policy.name: policy
     for policy in (
-        Policy("fcfs", "no proxy: straight to the engines, in turn if there are several", lambda _: None),
+        Policy("fcfs", "no proxy: straight to the engines, in turn if there are several", _direct),
         Policy(
-            "gate",
-            "the proxy: the shortest waiting prompt first, and each counts for less the longer it waits",
-            lambda o: SchedulerConfig(ordering=shortest_prompt_first(o.aging_seconds), gate=o.gate()),
+            "fcfs-watermark",
+            f"no proxy, and engines with --watermark {_WATERMARK}: what the proxy's KV rule alone would bring",
+            _direct,
+            {"watermark": _WATERMARK},
+        ),
+        Policy("gate", f"the proxy with --policy spf: {PolicyName.SPF.summary}", partial(_proxy, PolicyName.SPF)),
+        Policy("slai", f"the proxy with --policy slai: {PolicyName.SLAI.summary}", partial(_proxy, PolicyName.SLAI)),
+        Policy("rad", f"the proxy with --policy rad: {PolicyName.RAD.summary}", partial(_proxy, PolicyName.RAD)),
+        Policy(
+            "gate-fcfs",
+            "the proxy with --policy fcfs: shows what holding prompts back costs by itself",
+            partial(_proxy, PolicyName.FCFS),
         ),
         Policy(
             "tiles",
             f"the proxy sends prompts ahead in tiles, one per step (engine budget {_TILES_BUDGET}; experimental)",
-            lambda o: SchedulerConfig(
-                ordering=shortest_prompt_first(o.aging_seconds), gate=o.gate(), tiles=TileConfig()
-            ),
-            _TILES_BUDGET,
+            partial(_proxy, PolicyName.SPF, tiles=TileConfig()),
+            {"token_budget": _TILES_BUDGET},
         ),
         Policy(
             "fcfs-large",
             f"no proxy over engines as tiles has them (budget {_TILES_BUDGET}): what such steps do to streams",
-            lambda _: None,
-            _TILES_BUDGET,
+            _direct,
+            {"token_budget": _TILES_BUDGET},
         ),
         Policy(
-            "gate-fcfs",
-            "the proxy in order of arrival: shows what holding prompts back costs by itself",
-            lambda o: SchedulerConfig(ordering=first_come_first_served(), gate=o.gate()),
+            "slai-engine",
+            "no proxy over engines with the SLAI paper's own scheduler in them: what only a change of the engine can do",
+            _direct,
+            {"scheduler": EngineSchedulerName.SLAI},
         ),
     )
 }

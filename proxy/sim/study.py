@@ -78,9 +78,7 @@ def perform(task: RunTask) -> RunFigures:
     """
     policy, simulation = find_policy(task.policy), task.simulation
     scheduler = policy.scheduler(task.options)
-    if policy.token_budget is not None:
-        engine = replace(simulation.engine, token_budget=policy.token_budget)
-        simulation = replace(simulation, engine=engine)
+    simulation = replace(simulation, engine=policy.engine_config(simulation.engine), seed=task.seed)
     decisions = hashlib.sha256()
 
     def log(action: Action, now: float) -> None:
