@@ -54,10 +54,10 @@ class Ledger:
         """The engines that serve ``model``, up or not."""
         return frozenset(e.id for e in self.engines.values() if e.serves(model))
 
-    def engines_for(self, waiting: Waiting, now: float) -> Collection[EngineBelief]:
+    def engines_for(self, arrived_at: float, now: float) -> Collection[EngineBelief]:
         """The engines that a whole prompt may go to, as far as throughput mode has a say."""
         engines = self.engines.values()
-        return engines if self.modes is None else self.modes.open(engines, waiting.arrived_at, now)
+        return engines if self.modes is None else self.modes.open(engines, arrived_at, now)
 
     def any_up(self, servers: Servers) -> bool:
         return any(self.engines[engine_id].up for engine_id in servers)

@@ -265,7 +265,7 @@ class Scheduler:
         return [self._reject(entry.waiting, RejectReason.DRAINING)] if self._draining else []
 
     def _can_start(self, request: Request, now: float) -> bool:
-        engines, gate, tiles = self._ledger.engines.values(), self.config.gate, self.config.tiles
+        engines, gate, tiles = self._ledger.engines_for(now, now), self.config.gate, self.config.tiles
         if tiles is None:
             return soonest(engines, request, gate, now) is not None
         return takes_a_piece(engines, request, tiles, gate, now)
