@@ -51,14 +51,16 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _serve(arguments: Sequence[str]) -> int:
-    from proxy.config import ConfigError, load_settings  # noqa: PLC0415
+    from proxy.config import ConfigError, advice, load_settings  # noqa: PLC0415
     from proxy.server.run import serve  # noqa: PLC0415
     from proxy.telemetry.logs import set_up_logging  # noqa: PLC0415
     from proxy.telemetry.tracing import TracingUnavailableError  # noqa: PLC0415
 
     try:
-        settings, _ = load_settings(arguments, "slai-proxy serve")
+        settings, sources = load_settings(arguments, "slai-proxy serve")
         set_up_logging(settings.log_level)
+        for line in advice(settings, sources):
+            print(f"slai-proxy: {line}", file=sys.stderr)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(serve(settings))
     except (ConfigError, TracingUnavailableError) as error:
@@ -81,13 +83,15 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 def _show_config(arguments: Sequence[str]) -> int:
     import yaml  # noqa: PLC0415
 
-    from proxy.config import ConfigError, load_settings  # noqa: PLC0415
+    from proxy.config import ConfigError, advice, load_settings  # noqa: PLC0415
 
     try:
         settings, sources = load_settings(arguments, "slai-proxy config")
     except ConfigError as error:
         print(f"slai-proxy: {error}", file=sys.stderr)
         return 2
+    for line in advice(settings, sources):
+        print(f"slai-proxy: {line}", file=sys.stderr)
     # Valid YAML, so that it can be kept as a configuration file.
     settings_with_sources = settings.model_dump(mode="json", exclude={"config"}).items()
     print(

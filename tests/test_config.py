@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.config import ClassSettings, ConfigError, Settings, load_settings
+from proxy.config import ClassSettings, ConfigError, Settings, advice, load_settings
 from proxy.core.engine import CacheConfig, EngineLimits
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
 from proxy.core.request import RequestClass
@@ -59,10 +59,10 @@ class TestPrecedence:
 
     def test_a_default_that_is_given_counts_as_given(self, file: Path) -> None:
         file.write_text("port: 8000\n")
-        found, sources = load("--config", str(file), "--order", "spf")
+        found, sources = load("--config", str(file), "--policy", "spf")
         assert found.port == 8000
         assert sources["port"] == f"file {file}"
-        assert sources["order"] == "flag"
+        assert sources["policy"] == "flag"
 
     def test_the_file_may_be_named_by_the_environment(self, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
         file.write_text("port: 9\n")
@@ -142,10 +142,20 @@ class TestValues:
         assert (found.max_queue_requests, found.max_queue_bytes) == (9, 10)
 
     def test_the_order(self) -> None:
-        fcfs, expected = settings("--order", "fcfs").scheduler_config().ordering, first_come_first_served()
+        fcfs, expected = settings("--policy", "fcfs").scheduler_config().ordering, first_come_first_served()
         assert [fcfs(p, t) for p, t in ((5, 1.0), (1, 2.0))] == [expected(p, t) for p, t in ((5, 1.0), (1, 2.0))]
         spf, expected = settings("--aging-seconds", "3").scheduler_config().ordering, shortest_prompt_first(3.0)
         assert [spf(p, t) for p, t in ((5, 1.0), (1, 2.0))] == [expected(p, t) for p, t in ((5, 1.0), (1, 2.0))]
+
+    def test_throughput_mode(self) -> None:
+        assert settings("--policy", "rad").scheduler_config().rad is not None
+        assert settings().scheduler_config().rad is None
+        assert "tiles" in complaint("--policy", "rad", "--tiles")
+
+    def test_a_known_budget_that_is_no_whole_number_of_tiles_is_told(self) -> None:
+        assert ["2000 is not a multiple of 128" in line for line in advice(*load("--token-budget", "2000"))] == [True]
+        assert advice(*load("--token-budget", "512")) == []
+        assert advice(*load()) == []
 
     def test_defaults_of_the_core_and_of_the_settings_are_the_same(self) -> None:
         from proxy.core.config import SchedulerConfig
@@ -172,7 +182,7 @@ class TestMistakes:
             (("--connect-timeout-seconds", "inf"), ("connect_timeout_seconds (flag)", "finite")),
             (("--kv-watermark", "1"), ("kv_watermark (flag)", "less than 1")),
             (("--drain-seconds", "-1"), ("drain_seconds (flag)", "0")),
-            (("--order", "lifo"), ("order (flag)", "'spf' or 'fcfs'")),
+            (("--policy", "lifo"), ("policy (flag)", "'slai' or 'rad'")),
             (("--log-level", "loud"), ("log_level (flag)", "'debug'")),
             (("--engines", "localhost:8001"), ("engines (flag)", "localhost:8001", "http://")),
             (("--engines", "ftp://h"), ("engines (flag)", "ftp://h")),
@@ -257,9 +267,9 @@ class TestMistakes:
         self, monkeypatch: pytest.MonkeyPatch, file: Path
     ) -> None:
         file.write_text("kv_tokens: 0\n")
-        monkeypatch.setenv("SLAI_ORDER", "lifo")
+        monkeypatch.setenv("SLAI_POLICY", "lifo")
         lines = complaint("--config", str(file), "--port", "x").splitlines()
-        assert sorted(line.split(":")[0].split(" (")[0] for line in lines) == ["kv_tokens", "order", "port"]
+        assert sorted(line.split(":")[0].split(" (")[0] for line in lines) == ["kv_tokens", "policy", "port"]
         assert any("(environment)" in line for line in lines)
         assert any(f"(file {file})" in line for line in lines)
 

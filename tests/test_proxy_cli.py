@@ -58,7 +58,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (("serve", "--engines", "localhost"), "engines (flag)"),
         (("serve", "--config", "/no/such/file"), "/no/such/file"),
         (("config", "--port", "abc"), "port (flag)"),
-        (("config", "--order", "lifo"), "order (flag)"),
+        (("config", "--policy", "lifo"), "policy (flag)"),
         (("config", "--classes", "{bad"), "JSON"),
         (("config", "--engines", "http://h:99999"), "65535"),
         (("serve", "--port", "0", "--sim-profile", "abacus"), "sim_profile (flag)"),
@@ -89,19 +89,25 @@ def test_config_prints_every_setting_with_its_source(
 ) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("token_budget: 512\n")
-    monkeypatch.setenv("SLAI_ORDER", "fcfs")
+    monkeypatch.setenv("SLAI_POLICY", "fcfs")
     assert exit_code("config", "--config", str(file), "--port", "9") == 0
     lines = capsys.readouterr().out.splitlines()
     sources = dict(zip(lines[1:], lines, strict=False))  # each setting stands beneath where it comes from
     assert sources["port: 9"] == "# flag"
-    assert sources["order: fcfs"] == "# environment"
+    assert sources["policy: fcfs"] == "# environment"
     assert sources["token_budget: 512"] == f"# file {file}"
     assert sources["host: 127.0.0.1"] == "# default"
 
 
+@pytest.mark.parametrize(("budget", "advised"), [("2000", True), ("512", False)])
+def test_config_advises_on_stderr(budget: str, advised: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("config", "--token-budget", budget) == 0
+    assert ("2000 is not a multiple of 128" in capsys.readouterr().err) is advised
+
+
 def test_what_config_prints_can_be_kept_as_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     flags = (
-        *("--engines", "http://a:1,https://b/behind/a/path", "--order", "fcfs", "--tiles", "--kv-tokens", "5000"),
+        *("--engines", "http://a:1,https://b/behind/a/path", "--policy", "fcfs", "--tiles", "--kv-tokens", "5000"),
         *("--classes", '{"gold: #1": {"ttft_seconds": 1, "tbt_seconds": 0.05}, "bulk": {}}', "--default-class", "bulk"),
         *("--otlp-endpoint", "http://127.0.0.1:4318/v1/traces", "--kv-watermark", "1e-3", "--host", "::"),
     )

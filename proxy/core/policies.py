@@ -36,7 +36,9 @@ _SUMMARIES = {
 
 
 def configure(policy: PolicyName, base: SchedulerConfig, aging_seconds: float) -> SchedulerConfig:
-    """Return ``base`` with the policy's rules; a waiting prompt halves with every ``aging_seconds`` where length counts.
+    """Return ``base`` with the policy's rules.
+
+    Where length counts, that of a waiting prompt halves with every ``aging_seconds``.
 
     Raises:
         ValueError: the policy does not go together with what ``base`` asks for.

@@ -1,10 +1,10 @@
 """Throughput mode: how many sequences an engine should have, and when to let more in (after the paper's RAD).
 
-RAD works on decodes alone once there is a tile of them, and on prompts until there is. An engine mixes both in one step,
-so all that is left for us to choose is how many sequences it has. With ``D`` of them, in equilibrium, an engine completes
-requests at a rate proportional to ``D / (a + k * D)``: ``a`` is what a step takes whatever is in it, ``k`` what it takes
-for one decode and for the share of the prompts that keep one decode going. That rises ever more slowly, so from some
-``D`` on more sequences bring next to nothing but longer steps and a fuller KV cache.
+RAD works on decodes alone once there is a tile of them, and on prompts until there is. An engine mixes both in one
+step, so all that is left for us to choose is how many sequences it has. With ``D`` of them, in equilibrium, an engine
+completes requests at a rate proportional to ``D / (a + k * D)``: ``a`` is what a step takes whatever is in it, ``k``
+what it takes for one decode and for the share of the prompts that keep one decode going. That rises ever more slowly,
+so from some ``D`` on more sequences bring next to nothing but longer steps and a fuller KV cache.
 """
 
 from __future__ import annotations

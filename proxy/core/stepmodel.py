@@ -85,9 +85,7 @@ class OnlineStepModel:
 
     def past_load(self) -> StepLoad:
         """What has been in the steps seen, added up: older ones count less, and so do those that took oddly long."""
-        tokens, decodes, kv_tokens, attention, prefills = (
-            self._gram[i][0] / _SCALE[i] for i in range(1, _SIZE)
-        )
+        tokens, decodes, kv_tokens, attention, prefills = (self._gram[i][0] / _SCALE[i] for i in range(1, _SIZE))
         return StepLoad(round(tokens), round(decodes), round(kv_tokens), attention, round(prefills))
 
     def predict(self, load: StepLoad) -> float:

@@ -92,7 +92,7 @@ POLICIES = {
         ),
         Policy(
             "slai-engine",
-            "no proxy over engines with the SLAI paper's own scheduler in them: what only a change of the engine can do",
+            "no proxy over engines with the SLAI paper's scheduler in them: what takes a change of the engine",
             _direct,
             {"scheduler": EngineSchedulerName.SLAI},
         ),

@@ -233,7 +233,7 @@ def _start_over(sequence: Sequence, kv: KvCache) -> None:
     sequence.decoding = False
 
 
-ENGINE_SCHEDULERS: dict[EngineSchedulerName, type[VllmScheduler] | type[SlaiScheduler]] = {
+ENGINE_SCHEDULERS: dict[EngineSchedulerName, type[VllmScheduler | SlaiScheduler]] = {
     EngineSchedulerName.VLLM: VllmScheduler,
     EngineSchedulerName.SLAI: SlaiScheduler,
 }

@@ -118,6 +118,7 @@ class _Engine:
         deliver: Callable[[list[Produced]], None],
         refuse: Callable[[str], None],
         on_decode_step: Callable[[], None],
+        *,
         number: int = 0,
         on_step_end: Callable[[], None] | None = None,
     ) -> None:
@@ -211,8 +212,8 @@ class _Run:
                 self._deliver,
                 self._refuse,
                 partial(self._note_decode_step, i),
-                i,
-                None if on_step_end is None else partial(self._note_step_end, i, on_step_end),
+                number=i,
+                on_step_end=None if on_step_end is None else partial(self._note_step_end, i, on_step_end),
             )
             for i in range(config.engines)
         }

@@ -153,7 +153,7 @@ async def test_while_queued(how: str) -> None:
 async def test_who_leaves_makes_room_for_the_next() -> None:
     async with (
         scripted_engine(hold) as engine,
-        live_proxy(engine, max_num_seqs=1, order="fcfs") as proxy,
+        live_proxy(engine, max_num_seqs=1, policy="fcfs") as proxy,
         asking(proxy, raw_post(STREAMED)) as first,
         asking(proxy, raw_post(STREAMED)) as second,
         asking(proxy, raw_post(WHOLE)) as third,

@@ -133,7 +133,7 @@ class TestEnginesThatTurnAway:
         bodies = [b'{"model": "m", "prompt": "%d"}' % n for n in range(3)]
         async with (
             scripted_engine(script) as engine,
-            live_proxy(engine, order="fcfs", max_num_seqs=1) as proxy,
+            live_proxy(engine, policy="fcfs", max_num_seqs=1) as proxy,
             asyncio.TaskGroup() as group,
         ):
             for body in bodies:
