@@ -15,14 +15,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from proxy import __version__
+from proxy.sim.capacity import capacities
 from proxy.sim.engine import EngineConfig
+from proxy.sim.learning import judge_learning
 from proxy.sim.options import DESCRIPTION, EPILOG, add_options
 from proxy.sim.parallel import WorkerError, run_parallel
-from proxy.sim.policies import PolicyOptions
-from proxy.sim.profiles import PROFILES
+from proxy.sim.policies import PolicyOptions, find_policy
+from proxy.sim.profiles import PROFILES, Jitter
 from proxy.sim.simulator import SimulationConfig, limits_of
 from proxy.sim.study import SCHEMA_VERSION, RunFigures, Study, perform, summarise_study
-from proxy.sim.tables import print_study, seconds
+from proxy.sim.tables import print_capacities, print_learning, print_study, seconds
 from proxy.sim.workload import PAPER_CLASSES, SHAREGPT_LIKE, TraceError, draw_workload, load_trace
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         study = _plan(args, notes)
         config = _config(args, study)
+        if args.step_model:
+            return _judge_learning(study, config, args, notes)
         return _carry_out(study, config, args, notes)
     except ValueError as error:  # A TraceError is one, too.
         _tell(notes, f"slai-proxy simulate: {error}")
@@ -77,11 +81,40 @@ def _carry_out(study: Study, config: dict[str, Any], args: argparse.Namespace, n
     summary = summarise_study(study, runs)
     if runs:
         print_study(_output(stderr=args.json), summary, runs)
+    document = {"schema_version": SCHEMA_VERSION, "config": config, "complete": status == _FINE}
+    document |= {"runs": runs, "summary": summary}
+    if args.capacity is not None:
+        found = capacities(study, summary, args.capacity)
+        print_capacities(_output(stderr=args.json), found, args.capacity)
+        document["capacity"] = {policy: capacity.as_json() for policy, capacity in found.items()}
     if args.json:
-        head = {"schema_version": SCHEMA_VERSION, "config": config, "complete": status == _FINE}
-        document = {**head, "runs": runs, "summary": summary}
-        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        _write(document)
     return status
+
+
+def _judge_learning(study: Study, config: dict[str, Any], args: argparse.Namespace, notes: Console) -> int:
+    """Carry out ``--step-model``."""
+    tasks = [task for task in study.tasks() if find_policy(task.policy).scheduler(task.options) is not None]
+    if not tasks:
+        raise ValueError("--step-model: the proxy is who learns, and none of the policies has one")
+    judged: list[dict[str, Any]] = []
+    try:
+        with closing(run_parallel(judge_learning, tasks, min(args.jobs, len(tasks)))) as results:
+            for result in results:
+                judged.append(result)
+                _tell(notes, f"{len(judged)}/{len(tasks)} {_name(result)}")
+    except WorkerError as error:
+        _tell(notes, f"slai-proxy simulate: {error}")
+        return _FAILED
+    judged.sort(key=lambda run: (study.policies.index(run["policy"]), run["rate"], run["seed"]))
+    print_learning(_output(stderr=args.json), judged)
+    if args.json:
+        _write({"schema_version": SCHEMA_VERSION, "config": config, "step_model": judged})
+    return _FINE
+
+
+def _write(document: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def _plan(args: argparse.Namespace, notes: Console) -> Study:
@@ -90,7 +123,13 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
     Raises:
         ValueError: they do not go together, or the trace cannot be used.
     """
-    engine = EngineConfig(PROFILES[args.profile], args.token_budget, args.max_num_seqs, watermark=args.watermark)
+    engine = EngineConfig(
+        PROFILES[args.profile],
+        args.token_budget,
+        args.max_num_seqs,
+        watermark=args.watermark,
+        jitter=Jitter() if args.jitter else None,
+    )
     simulation = SimulationConfig(engine, args.engines, args.network_ms / 1e3)
     classes = tuple(args.classes or PAPER_CLASSES)
     if len({c.request_class.name for c in classes}) < len(classes):
@@ -144,6 +183,7 @@ def _config(args: argparse.Namespace, study: Study) -> dict[str, Any]:
         "token_budget": study.simulation.engine.token_budget,
         "max_num_seqs": study.simulation.engine.max_num_seqs,
         "watermark": study.simulation.engine.watermark,
+        "jitter": study.simulation.engine.jitter is not None,
         "network_s": study.simulation.network_seconds,
         "backlog_factor": study.options.backlog_factor,
         "aging_s": study.options.aging_seconds,
@@ -172,10 +212,11 @@ def _follow(results: Iterator[RunFigures], runs: list[RunFigures], total: int, n
 
 
 def _line(result: RunFigures) -> str:
-    return (
-        f"{result['policy']} at {result['rate']:g} req/s, seed {result['seed']}: "
-        f"median TTFT {seconds(result['ttft_s']['p50'])} s"
-    )
+    return f"{_name(result)}: median TTFT {seconds(result['ttft_s']['p50'])} s"
+
+
+def _name(result: RunFigures) -> str:
+    return f"{result['policy']} at {result['rate']:g} req/s, seed {result['seed']}"
 
 
 def _tell(notes: Console, line: str) -> None:

@@ -59,11 +59,12 @@ class SimulatedEngine:
         """What is in the step begun last; prompt tokens of a prefill that starts over count again."""
         self.smooth_seconds = 0.0
         """What the step begun last takes without jitter."""
+        self.step_seconds = 0.0
+        """What it takes."""
         self._kv = KvCache(self.config.blocks, self.config.block_size)
         self._scheduler: EngineScheduler = ENGINE_SCHEDULERS[self.config.scheduler](self.config, self._kv)
         self._sequences: dict[str, Sequence] = {}
         self._batch: Batch | None = None
-        self._step_seconds = 0.0
         self._jitter = random.Random(f"{seed}:jitter")
 
     def __repr__(self) -> str:
@@ -141,8 +142,8 @@ class SimulatedEngine:
             attention=load.attention,
         )
         jitter = self.config.jitter
-        self._step_seconds = self.smooth_seconds + (jitter.draw_seconds(self._jitter) if jitter else 0.0)
-        return self._step_seconds
+        self.step_seconds = self.smooth_seconds + (jitter.draw_seconds(self._jitter) if jitter else 0.0)
+        return self.step_seconds
 
     def finish_step(self) -> list[Produced]:
         """End the step begun last and return the tokens that it made, in batch order."""
@@ -167,7 +168,7 @@ class SimulatedEngine:
                 produced.append(Produced(sequence.id, finished=True))
                 self._drop(sequence)
         self.generation_tokens += len(produced)
-        self._scheduler.on_step_end(batch, self._step_seconds)
+        self._scheduler.on_step_end(batch, self.step_seconds)
         return produced
 
     def _drop(self, sequence: Sequence) -> None:

@@ -32,6 +32,10 @@ examples:
   does the proxy help at 1.7 requests per second on one RTX 6000 Ada?
     slai-proxy simulate --policy fcfs,gate --rate 1.7 --requests 2000 --seeds 1,2,3
 
+  what is the capacity at a median TTFT of half a second, and how much of it takes a change of the engine?
+    slai-proxy simulate --policy fcfs,fcfs-watermark,gate,slai,tiles,slai-engine --rate 1.1,1.3,1.5,1.7,1.9 \\
+        --capacity 0.5
+
   two H100s under the lengths of your own traffic, from light load to overload, figures to a file
     slai-proxy simulate --profile h100 --engines 2 --token-budget 2048 --max-num-seqs 256 --trace traffic.csv \\
         --policy fcfs,gate --rate 4,8,12,16 --requests 2000 --seeds 1,2,3 --json > study.json
@@ -46,6 +50,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_engines(parser.add_argument_group("engines (the flags of vllm serve, where it has them)"))
     _add_proxy(parser.add_argument_group("proxy"))
     group = parser.add_argument_group("how")
+    group.add_argument(
+        "--capacity",
+        type=_positive,
+        metavar="SECONDS",
+        help="also tell between which of the rates each policy ceases to keep the median TTFT within SECONDS and the "
+        "p99 TBT of each class within its deadline",
+    )
+    group.add_argument(
+        "--step-model",
+        action="store_true",
+        help="do not compare: tell how well the proxy has learnt the engine's step times after 500, 2,000 and 10,000 "
+        "steps, in a run of each policy that has a proxy (use it with --jitter)",
+    )
     group.add_argument(
         "--jobs", type=_count, default=usable_cores(), metavar="N", help="processes (default: one for each core)"
     )
@@ -124,6 +141,11 @@ def _add_engines(group: argparse._ArgumentGroup) -> None:
         default=standard.watermark,
         metavar="SHARE",
         help=f"share of the KV cache that the engine's own admission leaves free (default: {standard.watermark:g})",
+    )
+    group.add_argument(
+        "--jitter",
+        action="store_true",
+        help="steps take 0.7 ms longer on average (exponentially distributed), and 1 % of them 5 to 30 ms more",
     )
     group.add_argument(
         "--network-ms",

@@ -15,7 +15,7 @@ from proxy.sim.schedulers import EngineSchedulerName
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from proxy.sim.engine import EngineConfig
+    from proxy.sim.simulator import SimulationConfig
 
 
 _GATE = GateConfig()
@@ -52,8 +52,9 @@ class Policy:
     engine: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ``EngineConfig`` in which its engines differ from those of the rest of the study."""
 
-    def engine_config(self, config: EngineConfig) -> EngineConfig:
-        return replace(config, **self.engine)
+    def simulation(self, config: SimulationConfig, seed: int) -> SimulationConfig:
+        """Return ``config`` as this policy wants it."""
+        return replace(config, engine=replace(config.engine, **self.engine), seed=seed)
 
 
 _TILES_BUDGET = 8192

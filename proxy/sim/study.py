@@ -7,7 +7,7 @@ taken of the ratios, not the ratio of the medians: most of what differs from see
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf, isfinite
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -76,9 +76,9 @@ def perform(task: RunTask) -> RunFigures:
 
     ``decisions_sha256`` is taken over the lines of ``core.actions.describe``; ``None`` where no proxy decides.
     """
-    policy, simulation = find_policy(task.policy), task.simulation
+    policy = find_policy(task.policy)
+    simulation = policy.simulation(task.simulation, task.seed)
     scheduler = policy.scheduler(task.options)
-    simulation = replace(simulation, engine=policy.engine_config(simulation.engine), seed=task.seed)
     decisions = hashlib.sha256()
 
     def log(action: Action, now: float) -> None:

@@ -13,16 +13,24 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from proxy.sim.capacity import Capacity
     from proxy.sim.study import RunFigures
 
 Summary = dict[str, dict[str, dict[str, Any]]]
 
 _LEGEND = """\
 Medians over the seeds. range: least and greatest p50 of a seed. change: of p50 against the first
-row, seed by seed. done, offered: requests per second. starved: steps that the gate left without
+row, seed by seed. done, offered: requests per second. goodput: of the offered, those that attained
+their deadlines. starved: steps that the gate left without
 prompt tokens while a prompt waited that the engine had room for, % of all. queue: from an engine's
 receipt of a prompt to the first step that works on it. attained: requests whose TTFT and every TBT
 were within their class's deadlines, %."""
+
+
+_LEARNING_LEGEND = """\
+Errors in milliseconds: of the model as it was after so many steps, over the next 500 steps with a
+stream in them, by what was truly in those; against what the engine's profile says, and (with jitter)
+against what the steps took. tokens right: steps whose prompt tokens the proxy had counted exactly."""
 
 
 def print_study(console: Console, summary: Summary, runs: Sequence[RunFigures]) -> None:
@@ -32,12 +40,51 @@ def print_study(console: Console, summary: Summary, runs: Sequence[RunFigures]) 
             continue
         console.print(Text(f"{rate} requests per second", style="bold"))
         for table in (_overview(rows), _by_class(rows), _by_length(rows)):
-            if not console.is_terminal:
-                table.box, table.padding = None, (0, 2, 0, 0)
-            console.print(table)
-            if table.box is None:
-                console.print()
+            _print(console, table)
     for line in (*failures(runs), *_LEGEND.splitlines()):
+        console.print(Text(line, style="dim"), soft_wrap=True)
+
+
+def print_capacities(console: Console, found: Mapping[str, Capacity], ttft_p50_seconds: float) -> None:
+    """Print up to which rate each policy keeps the limits."""
+    limit = f"median TTFT up to {ttft_p50_seconds:g} s, p99 TBT of each class within its deadline"
+    console.print(Text(f"capacity ({limit})", style="bold"))
+    table = _table("kept at\n(1/s)", "broken at\n(1/s)", "between,\nabout", "change", "what\nbreaks")
+    first = next(iter(found.values())).estimate if found else None
+    for number, (policy, capacity) in enumerate(found.items()):
+        change = 100 * (capacity.estimate / first - 1) if number and capacity.estimate and first else None
+        table.add_row(
+            policy,
+            "-" if capacity.kept_at is None else f"{capacity.kept_at:g}",
+            "-" if capacity.broken_at is None else f"{capacity.broken_at:g}",
+            _number(capacity.estimate, 2),
+            "-" if change is None else f"{change:+.0f} %",
+            capacity.broken or "-",
+        )
+    _print(console, table)
+
+
+def print_learning(console: Console, judged: Sequence[Mapping[str, Any]]) -> None:
+    """Print how far the step model was off after so many steps, a row for each run and checkpoint."""
+    table = _table(
+        *("rate\n(1/s)", "seed", "steps\nseen", "a step\n(ms)", "error\nmean", "\nMAE", "\np95"),
+        *("with jitter\nMAE", "\np95", "tokens\nright (%)"),
+    )
+    for run in judged:
+        for steps, row in run["after_steps"].items():
+            errors, jittered = row["error_s"], row["error_with_jitter_s"]
+            table.add_row(
+                run["policy"],
+                f"{run['rate']:g}",
+                str(run["seed"]),
+                f"{int(steps):,}",
+                milliseconds(row["step_s"]),
+                *(f"{1000 * errors[name]:.2f}" for name in ("mean", "mae", "p95")),
+                *(f"{1000 * jittered[name]:.2f}" for name in ("mae", "p95")),
+                _number(100 * row["exact_share"], 1),
+            )
+    _print(console, table)
+    for line in _LEARNING_LEGEND.splitlines():
         console.print(Text(line, style="dim"), soft_wrap=True)
 
 
@@ -52,7 +99,8 @@ def failures(runs: Sequence[RunFigures]) -> Iterator[str]:
 
 def _overview(rows: Mapping[str, dict[str, Any]]) -> Table:
     table = _table("TTFT\np50 (s)", "\nrange", "\nchange", "\np90", "\np99")
-    for heading in ("done\n(1/s)", "offered\n(1/s)", "pre-\nempted", "starved\n(%)", "queue\np95 (ms)"):
+    headings = "done\n(1/s)", "offered\n(1/s)", "good-\nput", "pre-\nempted", "starved\n(%)", "queue\np95 (ms)"
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for number, (policy, row) in enumerate(rows.items()):
         figures, ratio = row["median"], row["ratio"]
@@ -67,6 +115,7 @@ def _overview(rows: Mapping[str, dict[str, Any]]) -> Table:
             seconds(figures["ttft_s"]["p99"]),
             _number(figures["completed_per_s"], 3),
             _number(figures["offered_per_s"], 3),
+            _number(figures["attained_per_s"], 3),
             _number(figures["preemptions"], 0),
             _number(100 * figures["starved_steps"] / max(1, figures["steps"]), 2),
             milliseconds(figures["engine_queue_s"]["p95"]),
@@ -102,6 +151,14 @@ def _by_length(rows: Mapping[str, dict[str, Any]]) -> Table:
         ]
         table.add_row(policy, *(cell for pair in cells for cell in pair))
     return table
+
+
+def _print(console: Console, table: Table) -> None:
+    if not console.is_terminal:
+        table.box, table.padding = None, (0, 2, 0, 0)
+    console.print(table)
+    if table.box is None:
+        console.print()
 
 
 def _edges(bucket: str) -> tuple[str, str]:
