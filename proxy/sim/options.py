@@ -145,7 +145,7 @@ def _add_engines(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--jitter",
         action="store_true",
-        help="steps take 0.7 ms longer on average (exponentially distributed), and 1 % of them 5 to 30 ms more",
+        help="steps take 0.7 ms longer on average (exponentially distributed), and 1 %% of them 5 to 30 ms more",
     )
     group.add_argument(
         "--network-ms",

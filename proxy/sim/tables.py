@@ -20,11 +20,10 @@ Summary = dict[str, dict[str, dict[str, Any]]]
 
 _LEGEND = """\
 Medians over the seeds. range: least and greatest p50 of a seed. change: of p50 against the first
-row, seed by seed. done, offered: requests per second. goodput: of the offered, those that attained
-their deadlines. starved: steps that the gate left without
+row, seed by seed. done, offered: requests per second. starved: steps that the gate left without
 prompt tokens while a prompt waited that the engine had room for, % of all. queue: from an engine's
 receipt of a prompt to the first step that works on it. attained: requests whose TTFT and every TBT
-were within their class's deadlines, %."""
+were within their class's deadlines, %. goodput: those of all classes, per second."""
 
 
 _LEARNING_LEGEND = """\
@@ -99,8 +98,7 @@ def failures(runs: Sequence[RunFigures]) -> Iterator[str]:
 
 def _overview(rows: Mapping[str, dict[str, Any]]) -> Table:
     table = _table("TTFT\np50 (s)", "\nrange", "\nchange", "\np90", "\np99")
-    headings = "done\n(1/s)", "offered\n(1/s)", "good-\nput", "pre-\nempted", "starved\n(%)", "queue\np95 (ms)"
-    for heading in headings:
+    for heading in ("done\n(1/s)", "offered\n(1/s)", "pre-\nempted", "starved\n(%)", "queue\np95\n(ms)"):
         table.add_column(heading, justify="right", no_wrap=True)
     for number, (policy, row) in enumerate(rows.items()):
         figures, ratio = row["median"], row["ratio"]
@@ -115,7 +113,6 @@ def _overview(rows: Mapping[str, dict[str, Any]]) -> Table:
             seconds(figures["ttft_s"]["p99"]),
             _number(figures["completed_per_s"], 3),
             _number(figures["offered_per_s"], 3),
-            _number(figures["attained_per_s"], 3),
             _number(figures["preemptions"], 0),
             _number(100 * figures["starved_steps"] / max(1, figures["steps"]), 2),
             milliseconds(figures["engine_queue_s"]["p95"]),
@@ -126,14 +123,14 @@ def _overview(rows: Mapping[str, dict[str, Any]]) -> Table:
 def _by_class(rows: Mapping[str, dict[str, Any]]) -> Table:
     classes = dict.fromkeys(name for row in rows.values() for name in row["median"]["tbt_s"])
     headings = [(f"{name}\nTBT p99\n(ms)", "\nattained\n(%)") for name in classes]
-    table = _table(*(heading for pair in headings for heading in pair))
+    table = _table(*(heading for pair in headings for heading in pair), "goodput\n(1/s)")
     for policy, row in rows.items():
         cells = []
         for name in classes:
             attained = row["median"]["attainment"].get(name)
             cells.append(milliseconds(row["median"]["tbt_s"].get(name, {}).get("p99")))
             cells.append(_number(None if attained is None else 100 * attained, 1))
-        table.add_row(policy, *cells)
+        table.add_row(policy, *cells, _number(row["median"]["attained_per_s"], 3))
     return table
 
 

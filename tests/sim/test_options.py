@@ -31,10 +31,13 @@ def test_defaults_are_the_papers_set_up(parse: Parse) -> None:
         "token_budget": 512,
         "max_num_seqs": 128,
         "watermark": 0.0,
+        "jitter": False,
         "network_ms": 1.0,
         "backlog_factor": PolicyOptions().backlog_factor,
         "aging_seconds": 10.0,
         "jobs": usable_cores(),
+        "capacity": None,
+        "step_model": False,
         "json": False,
     }
 
@@ -57,7 +60,7 @@ def test_lists_and_classes_are_read_in_order(parse: Parse) -> None:
         (["--rate", "nan"], "'nan' is not a positive number"),
         (["--rate", "inf"], "'inf' is not a positive number"),
         (["--rate", "1,1.0"], "'1,1.0' has the same entry twice"),
-        (["--policy", "fcfs,spf"], "unknown policy 'spf'; there are fcfs, gate, tiles, fcfs-large, gate-fcfs"),
+        (["--policy", "fcfs,spf"], f"unknown policy 'spf'; there are {', '.join(POLICIES)}"),
         (["--policy", ""], "the list is empty"),
         (["--seeds", "1,x"], "'x' is not a whole number"),
         (["--requests", "0"], "'0' is not a positive whole number"),
@@ -96,6 +99,6 @@ def test_help_explains_every_option_and_every_policy(parse: Parse, capsys: pytes
 def test_examples_of_the_help_are_valid(parse: Parse) -> None:
     commands = EPILOG.replace("\\\n", " ").splitlines()
     examples = [line.split() for line in commands if line.strip().startswith("slai-proxy simulate")]
-    assert len(examples) == 2
+    assert len(examples) == 3
     for _, _, *argv in examples:
         assert parse(*argv[: argv.index(">") if ">" in argv else None]).rate

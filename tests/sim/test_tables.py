@@ -1,8 +1,10 @@
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from proxy.sim.policies import POLICIES
 from proxy.sim.study import RunFigures, Study, perform, summarise_study
 from proxy.sim.tables import print_study, seconds
 from proxy.sim.workload import parse_class, sharegpt_like
@@ -42,8 +44,20 @@ def test_everything_fits_a_hundred_columns(study: Study, runs: list[RunFigures],
     text = _drawn(study, runs, terminal=terminal)
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 100
-    for heading in ("p50 (s)", "change", "offered", "TBT p99", "attained", "4096-", "starved"):
+    for heading in ("p50 (s)", "change", "offered", "TBT p99", "attained", "4096-", "starved", "goodput"):
         assert heading in text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_longest_name_under_overload_fits_too(study: Study, runs: list[RunFigures], terminal: bool) -> None:
+    slow = {"p50": 4512.3, "p90": 5512.4, "p99": 7512.5}
+    row = {**runs[0], "policy": max(POLICIES, key=len), "ttft_s": slow, "engine_queue_s": {"p50": 1.0, "p95": 999.9}}
+    both = [{**row, "seed": seed, "preemptions": 1000} for seed in (1, 2)]
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=100, color_system=None)
+    print_study(console, summarise_study(replace(study, policies=(row["policy"],)), both), both)
+    assert "…" not in file.getvalue()
+    assert "999,900" in file.getvalue()
 
 
 def test_rules_are_for_terminals_only(study: Study, runs: list[RunFigures]) -> None:
