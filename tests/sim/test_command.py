@@ -175,3 +175,32 @@ def test_bar_on_a_terminal_leaves_no_trace_in_the_output(simulate: Simulate, mon
     status, out, _ = simulate("--rate", "2.5", "--requests", "20", "--seeds", "1", "--jobs", "1")
     assert status == 0
     assert "2.5 requests per second" in out
+
+
+def test_capacity_is_told_after_the_tables_and_in_json(simulate: Simulate, trace: str) -> None:
+    _, out, _ = simulate(*_SMALL, "--trace", trace, "--capacity", "30")
+    tail = out.split("capacity (median TTFT up to 30 s")[1].splitlines()
+    assert [line.split()[:3] for line in tail if line.startswith(("fcfs", "gate"))] == [
+        [policy, "2.5", "-"] for policy in ("fcfs", "gate")
+    ]
+    document = json.loads(simulate(*_SMALL, "--trace", trace, "--capacity", "0.0001", "--json")[1])
+    assert document["capacity"]["fcfs"] == {"kept_at": None, "broken_at": 1.5, "estimate": None, "broken": "TTFT"}
+
+
+def test_step_model_study_has_a_row_for_each_run_with_a_proxy(simulate: Simulate, trace: str) -> None:
+    argv = ("--rate", "2.5", "--requests", "60", "--seeds", "1,2", "--jobs", "1", "--trace", trace)
+    status, out, err = simulate(*argv, "--step-model", "--jitter")
+    assert status == 0
+    assert [line.split()[:4] for line in out.splitlines() if line.startswith("gate")] == [
+        ["gate", "2.5", seed, "500"] for seed in "12"
+    ]
+    assert err.splitlines()[-1] == "2/2 gate at 2.5 req/s, seed 2"
+    document = json.loads(simulate(*argv, "--step-model", "--json")[1])
+    assert document["config"]["jitter"] is False
+    assert [run["seed"] for run in document["step_model"]] == [1, 2]
+
+
+def test_step_model_study_needs_a_proxy(simulate: Simulate) -> None:
+    status, out, err = simulate("--rate", "1", "--policy", "fcfs", "--step-model")
+    assert (status, out) == (2, "")
+    assert "--step-model" in err

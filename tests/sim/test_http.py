@@ -340,8 +340,15 @@ class WatchedEngine(SimulatedEngine):
         self.added = asyncio.Event()
         self.aborted = asyncio.Event()
 
-    def add(self, sequence_id: str, prompt_tokens: int, output_tokens: int, content: str | None = None) -> None:
-        super().add(sequence_id, prompt_tokens, output_tokens)
+    def add(
+        self,
+        sequence_id: str,
+        prompt_tokens: int,
+        output_tokens: int,
+        content: str | None = None,
+        tbt_seconds: float | None = None,
+    ) -> None:
+        super().add(sequence_id, prompt_tokens, output_tokens, content, tbt_seconds)
         self.added.set()
 
     def abort(self, sequence_id: str) -> None:

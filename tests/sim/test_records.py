@@ -140,6 +140,17 @@ def test_rates_are_over_the_time_from_the_first_arrival_to_the_last_end() -> Non
     assert summary["tokens_per_s"] == 6 / 8
 
 
+def test_goodput_counts_those_that_attained_by_the_time_in_which_requests_came() -> None:
+    records = [
+        make_record(1.0, 1.05, request_class=GOLD),
+        make_record(2.0, 9.0, at_seconds=1.0, index=1, request_class=GOLD),
+        make_record(3.0, 9.0, at_seconds=2.0, index=2, request_class=FREE),
+        make_record(at_seconds=4.0, index=3, request_class=FREE, error="queue_full"),
+    ]
+    assert [r.attained for r in records] == [True, False, True, False]
+    assert summarise(records)["attained_per_s"] == 2 / 4
+
+
 def test_prompts_are_sorted_into_buckets_by_their_lower_edge() -> None:
     lengths = [1, 255, 256, 1023, 1024, 8191, 8192, 100_000]
     summary = summarise([make_record(1.0, index=i, prompt_tokens=n) for i, n in enumerate(lengths)])
