@@ -17,6 +17,7 @@ from proxy.core.actions import Action, Dispatch, Slice, describe
 from proxy.core.config import SchedulerConfig
 from proxy.core.events import EngineUp, SliceEnded
 from proxy.core.ordering import first_come_first_served
+from proxy.core.rad import RadConfig
 from proxy.core.scheduler import Scheduler
 from proxy.core.tiles import TileConfig
 from proxy.server.driver import Driver
@@ -35,6 +36,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "impatient queue": {"queue_timeout_seconds": 4.0, "max_wait_seconds": 2.0},
     "tiles": {"tiles": TileConfig()},
     "first come, first served": {"ordering": first_come_first_served(), "max_queue_requests": 20},
+    "throughput": {"ordering": first_come_first_served(), "rad": RadConfig(max_hold_seconds=2.0)},
 }
 
 
@@ -188,12 +190,15 @@ def test_the_situations_are_what_they_are_called() -> None:
     assert {"slice engine-0", "slice engine-1"} <= decisions["tiles"]
 
 
-@pytest.mark.parametrize("seed", [*range(20), 27, 197])  # the last two: their queues empty in between
-def test_simulator_and_live_driver_decide_alike(seed: int) -> None:
+CASES = [(seed, list(SITUATIONS)[seed // 2 % len(SITUATIONS)]) for seed in range(24)]
+CASES += [(27, "tiles"), (197, "tiles")]  # their queues empty in between
+
+
+@pytest.mark.parametrize(("seed", "situation"), CASES)
+def test_simulator_and_live_driver_decide_alike(seed: int, situation: str) -> None:
     engines = 1 + seed % 2
-    situation = list(SITUATIONS.values())[seed // 2 % len(SITUATIONS)]
     config = SimulationConfig(EngineConfig(PROFILES["rtx6000ada"]), engines)
-    scheduler_config = SchedulerConfig(**situation)
+    scheduler_config = SchedulerConfig(**SITUATIONS[situation])
     requests = workload(seed, engines)
     expected = simulated(requests, config, scheduler_config)
     found = run_in_virtual_time(live(requests, config, scheduler_config))

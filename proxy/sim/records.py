@@ -9,7 +9,7 @@ TBT
     together, in one chunk or in several chunks of one read, end one gap; no zeros are added.
 attainment
     share of all requests that completed with TTFT and every TBT within their class's deadlines. A failed
-    or refused request has missed. Goodput (``attained_per_s``) is their number by the time in which requests came.
+    or refused request has missed. Goodput (``attained_per_s``) is their number per second of the run.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def summarise(records: Sequence[RequestRecord]) -> dict[str, Any]:
         "errors": _count(r.error for r in records if r.error),
         "offered_per_s": (len(records) - 1) / arrival_span if arrival_span else None,
         "completed_per_s": len(done) / span if span > 0 else None,
-        "attained_per_s": sum(r.attained for r in records) / arrival_span if arrival_span else None,
+        "attained_per_s": sum(r.attained for r in records) / span if span > 0 else None,
         "tokens_per_s": sum(r.tokens for r in records) / span if span > 0 else None,
         "ttft_s": quantiles(map(_ttft, records), 50, 90, 99),
         "ttft_s_by_class": {name: quantiles(map(_ttft, rs), 50, 90, 99) for name, rs in by_class.items()},

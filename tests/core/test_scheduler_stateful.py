@@ -24,6 +24,7 @@ from proxy.core.events import (
     TokensProduced,
 )
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
+from proxy.core.rad import RadConfig
 from proxy.core.request import RejectReason, Request
 from proxy.core.scheduler import Scheduler
 
@@ -33,6 +34,7 @@ configs = st.builds(
     SchedulerConfig,
     ordering=st.sampled_from([shortest_prompt_first(10.0), shortest_prompt_first(0.5), first_come_first_served()]),
     gate=st.just(GATE),
+    rad=st.sampled_from([None, None, RadConfig(max_hold_seconds=0.5)]),
     max_wait_seconds=st.sampled_from([0.5, 60.0]),
     queue_timeout_seconds=st.sampled_from([1.0, 300.0]),
     max_queue_requests=st.sampled_from([0, 3, 1000, 1000]),
