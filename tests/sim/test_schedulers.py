@@ -119,10 +119,11 @@ def test_a_critical_decode_without_room_preempts_the_last_prompt_half_way() -> N
     assert engine.waiting == 1
 
 
-def test_a_decode_alone_in_a_full_cache_starts_over() -> None:
+@pytest.mark.parametrize("tbt_seconds", [0.001, 100.0])  # critical at once, or with time that nobody can use
+def test_a_decode_alone_in_a_full_cache_starts_over(tbt_seconds: float) -> None:
     engine = make_engine(token_budget=16, max_num_seqs=8, kv_tokens=64)  # four blocks
     for name in ("a", "b"):
-        engine.add(name, 31, 30, tbt_seconds=0.001)
+        engine.add(name, 31, 30, tbt_seconds=tbt_seconds)
     made: Counter[str] = Counter()
     for _ in range(200):
         if not begin(engine):
