@@ -89,7 +89,7 @@ class Settings(BaseSettings):
     kv_tokens: PositiveInt | None = None
     """Size of an engine's KV cache in tokens; by default read from its /metrics."""
 
-    policy: PolicyName = PolicyName.SPF
+    policy: Literal["fcfs", "spf", "slai", "rad"] = "spf"
     """Which waiting prompt goes next, and when. spf: the shortest first, halved in length with every --aging-seconds of
     waiting: best for the median TTFT. slai: spf, and a prompt waits when it would make streams miss their TBT deadline.
     fcfs: in order of arrival. rad: in order of arrival, for throughput: each engine is kept just full enough (fewer
@@ -177,7 +177,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_policy(self) -> Settings:
-        if self.tiles and self.policy is PolicyName.RAD:
+        if self.tiles and self.policy == PolicyName.RAD:
             raise ValueError("policy rad releases whole prompts: it does not go together with tiles")
         return self
 
@@ -215,7 +215,7 @@ class Settings(BaseSettings):
             max_queue_requests=self.max_queue_requests,
             max_queue_bytes=self.max_queue_bytes,
         )
-        return configure(self.policy, base, self.aging_seconds)
+        return configure(PolicyName(self.policy), base, self.aging_seconds)
 
 
 def advice(settings: Settings, sources: Mapping[str, str]) -> list[str]:

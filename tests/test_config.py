@@ -8,6 +8,7 @@ import pytest
 from proxy.config import ClassSettings, ConfigError, Settings, advice, load_settings
 from proxy.core.engine import CacheConfig, EngineLimits
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
+from proxy.core.policies import PolicyName
 from proxy.core.request import RequestClass
 
 
@@ -146,6 +147,10 @@ class TestValues:
         assert [fcfs(p, t) for p, t in ((5, 1.0), (1, 2.0))] == [expected(p, t) for p, t in ((5, 1.0), (1, 2.0))]
         spf, expected = settings("--aging-seconds", "3").scheduler_config().ordering, shortest_prompt_first(3.0)
         assert [spf(p, t) for p, t in ((5, 1.0), (1, 2.0))] == [expected(p, t) for p, t in ((5, 1.0), (1, 2.0))]
+
+    @pytest.mark.parametrize("policy", PolicyName)
+    def test_every_policy_can_be_chosen(self, policy: PolicyName) -> None:
+        assert settings("--policy", policy).policy == policy
 
     def test_throughput_mode(self) -> None:
         assert settings("--policy", "rad").scheduler_config().rad is not None
