@@ -177,7 +177,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_policy(self) -> Settings:
-        if self.tiles and self.policy == PolicyName.RAD:
+        if self.tiles and self.policy == "rad":
             raise ValueError("policy rad releases whole prompts: it does not go together with tiles")
         return self
 
