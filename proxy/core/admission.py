@@ -26,6 +26,8 @@ class GateConfig:
     """
     feedback_seconds: float = 0.005
     """Delay of the loop: a token on its way here, and a prompt on its way back."""
+    keep_tbt: bool = False
+    """Whether to spare the TBT deadlines of streams in flight (``tbt``)."""
     kv_watermark: float = 0.03
     """Share of the KV cache that stays free for the growth of what runs."""
     kv_growth_tokens: int = 64

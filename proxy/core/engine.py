@@ -11,11 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from math import ceil
+from typing import TYPE_CHECKING
 
 from proxy.core.feedback import FeedbackDelay
 from proxy.core.forecast import Forecast, foresee, spread
 from proxy.core.steplog import Prefill, StepLog
 from proxy.core.stepmodel import OnlineStepModel, StepLoad
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,11 @@ class EngineBelief:
     def sliced(self) -> int:
         """Prompts of which it has a prefix, with the rest still to come."""
         return len(self._held)
+
+    @property
+    def deadlines(self) -> Mapping[float, int]:
+        """The TBT deadlines of all that it works on, and how many have each."""
+        return self._deadlines
 
     @property
     def strictest_tbt_seconds(self) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from proxy.core.admission import admits
+from proxy.core.tbt import harm_seconds
 from proxy.core.tiles import next_piece
 
 if TYPE_CHECKING:
@@ -17,18 +18,40 @@ if TYPE_CHECKING:
 
 
 def soonest(
-    engines: Iterable[EngineBelief], request: Request, gate: GateConfig, now: float, reserved: Collection[str] = ()
+    engines: Iterable[EngineBelief],
+    request: Request,
+    gate: GateConfig,
+    arrived_at: float,
+    now: float,
+    reserved: Collection[str] = (),
 ) -> EngineBelief | None:
     """The engine that would begin the request soonest among those whose gate is open; ``None`` if all are shut.
 
     ``reserved`` engines are kept for somebody else.
     """
     tokens = request.prompt_tokens
-    return min(
-        (e for e in engines if e.id not in reserved and e.serves(request.model) and admits(e, tokens, gate, now)),
-        key=lambda e: (e.estimated_wait_seconds(tokens), e.outstanding, e.number),
+    serving = [e for e in engines if e.id not in reserved and e.serves(request.model)]
+    best = min(
+        (e for e in serving if admits(e, tokens, gate, now)),
+        key=lambda e: (
+            harm_seconds(e, tokens, now) if gate.keep_tbt else 0.0,
+            e.estimated_wait_seconds(tokens),
+            e.outstanding,
+            e.number,
+        ),
         default=None,
     )
+    if best is None or not gate.keep_tbt or not best.outstanding:
+        return best
+    return best if _may_harm(best, serving, tokens, now - arrived_at, now) else None
+
+
+def _may_harm(engine: EngineBelief, others: list[EngineBelief], tokens: int, waited_seconds: float, now: float) -> bool:
+    """Whether what the prompt does to the streams of ``engine`` cannot be helped by waiting."""
+    harm = harm_seconds(engine, tokens, now)
+    alone = min(harm_seconds(e, tokens, now, alone=True) for e in others if e.up)
+    # Waiting helps where a later step or another engine does better; at most for as long as the harm itself lasts.
+    return harm <= alone or waited_seconds >= harm
 
 
 def takes_a_piece(

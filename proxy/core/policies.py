@@ -51,7 +51,7 @@ def configure(policy: PolicyName, base: SchedulerConfig, aging_seconds: float) -
         case PolicyName.SPF:
             return shortest_first
         case PolicyName.SLAI:
-            return shortest_first  # TBT admission
+            return replace(shortest_first, gate=replace(base.gate, keep_tbt=True))
         case PolicyName.RAD:
             return replace(in_turn, rad=RadConfig())
         case _:

@@ -267,7 +267,7 @@ class Scheduler:
     def _can_start(self, request: Request, now: float) -> bool:
         engines, gate, tiles = self._ledger.engines_for(now, now), self.config.gate, self.config.tiles
         if tiles is None:
-            return soonest(engines, request, gate, now) is not None
+            return soonest(engines, request, gate, now, now) is not None
         return takes_a_piece(engines, request, tiles, gate, now)
 
     def place_unscheduled(self, model: str) -> str | None:
