@@ -9,7 +9,7 @@ A map for newcomers, from the inside out:
 ``upstream``
     The live side of an engine: the HTTP client, health probes, the scrape of its metrics.
 ``telemetry``
-    Every metric, span attribute and log line, by name.
+    Every metric, span attribute and log line, by name; the decision log and its replay.
 ``server``
     The live side of clients: the aiohttp application and the driver that feeds the core.
 ``sim``

@@ -1,4 +1,4 @@
-"""``slai-proxy``: serve, simulate, engine, config."""
+"""``slai-proxy``: serve, simulate, engine, replay, config."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ _COMMANDS = {
     "config": "print the settings as they would hold, and where each comes from",
     "simulate": "compare schedulers in virtual time",
     "engine": "start simulated vLLM servers",
+    "replay": "decide anew what a decision log holds, and compare",
 }
 
 
@@ -42,17 +43,20 @@ def _run(argv: Sequence[str] | None) -> int:
         commands.add_parser(name, help=_COMMANDS[name])
     from proxy.sim import command as simulate  # noqa: PLC0415 - numpy and rich are not for serving
     from proxy.sim.http import command as engine  # noqa: PLC0415
+    from proxy.telemetry import replay_command as replay  # noqa: PLC0415
 
     simulate.add_parser(commands)
     engine.add_parser(commands)
+    replay.add_parser(commands)
     options = parser.parse_args(arguments)
-    run = {"simulate": simulate.run, "engine": engine.run}[options.command]
+    run = {"simulate": simulate.run, "engine": engine.run, "replay": replay.run}[options.command]
     return run(options)
 
 
 def _serve(arguments: Sequence[str]) -> int:
     from proxy.config import ConfigError, advice, load_settings  # noqa: PLC0415
     from proxy.server.run import serve  # noqa: PLC0415
+    from proxy.telemetry.decisionlog import DecisionLogError  # noqa: PLC0415
     from proxy.telemetry.logs import set_up_logging  # noqa: PLC0415
     from proxy.telemetry.tracing import TracingUnavailableError  # noqa: PLC0415
 
@@ -63,7 +67,7 @@ def _serve(arguments: Sequence[str]) -> int:
             print(f"slai-proxy: {line}", file=sys.stderr)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(serve(settings))
-    except (ConfigError, TracingUnavailableError) as error:
+    except (ConfigError, DecisionLogError, TracingUnavailableError) as error:
         print(f"slai-proxy: {error}", file=sys.stderr)
         return 2
     except OSError as error:

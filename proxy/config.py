@@ -129,6 +129,14 @@ class Settings(BaseSettings):
     """Time between two looks at an engine's /health and /metrics."""
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
     """After SIGTERM: how long streams in flight may go on."""
+    decision_log: Path | None = None
+    """File for all that the scheduler is told and decides, for slai-proxy replay; no prompt text in it."""
+    decision_log_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30
+    """Most bytes of decision logs kept, in eight files."""
+    debug_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Port on 127.0.0.1 for /debug/state and /debug/requests/ID: why requests wait. Left out: there is none."""
+    state_dir: Path | None = None
+    """Directory where what is learnt about engines outlives a restart. Left out: nothing is kept."""
     otlp_endpoint: str | None = None
     """Where to send traces, e.g. http://127.0.0.1:4318/v1/traces (needs the extra slai-proxy[otlp])."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -9,7 +9,7 @@ from proxy import __version__
 from proxy.cli import main
 from proxy.config import load_settings
 
-COMMANDS = ("serve", "config", "simulate", "engine")
+COMMANDS = ("serve", "config", "simulate", "engine", "replay")
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +62,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (("config", "--classes", "{bad"), "JSON"),
         (("config", "--engines", "http://h:99999"), "65535"),
         (("serve", "--port", "0", "--sim-profile", "abacus"), "sim_profile (flag)"),
+        (("serve", "--port", "0", "--decision-log", "/no/such/place"), "/no/such/place"),
+        (("serve", "--decision-log-bytes", "9"), "decision_log_bytes (flag)"),
+        (("replay",), "LOG"),
+        (("replay", "/no/such/file"), "/no/such/file"),
         (("simulate",), "--rate"),
         (("simulate", "--rate", "-1"), "-1"),
         (("simulate", "--rate", "1", "--trace", "/no/such/file"), "/no/such/file"),

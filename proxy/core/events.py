@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from proxy.core.actions import Slice
     from proxy.core.engine import EngineLimits
     from proxy.core.request import Request
+    from proxy.core.stepmodel import StepModelSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ class EngineUp:
     limits: EngineLimits
     models: frozenset[str] = frozenset()
     """Models that it serves; empty while unknown: then it is taken to serve any."""
+    learnt: StepModelSnapshot | None = None
+    """What an earlier run has learnt about the steps of such an engine; takes the place of what is known of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,15 @@ class Scheduler:
         """What is believed of each engine, in the order of joining. To look at, not to change."""
         return tuple(self._ledger.engines.values())
 
+    @property
+    def ledger(self) -> Ledger:
+        """Who is where. To look at, not to change."""
+        return self._ledger
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in what happened at ``now`` and return what to do about it, in this order.
 
@@ -202,6 +211,8 @@ class Scheduler:
         if not engine.up:
             engine.closed_until = None  # whatever it turned away, that was before
         engine.limits, engine.models, engine.up = event.limits, event.models, True
+        if event.learnt is not None:
+            engine.model.restore(event.learnt)
         return self._regroup() if regroup else []
 
     def _engine_down(self, engine_id: str) -> list[Action]:

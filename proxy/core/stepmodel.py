@@ -52,9 +52,49 @@ _HUBER_DEVIATIONS = 2.0
 _FORGETTING = 0.999
 _SOLVE_EVERY = 8
 _TRUSTED_STEPS = 200
+_RESTORED_STEPS = 20
+"""Weight in steps of what an earlier run has learnt.
+
+It holds for whatever this run has not seen yet, which needs little; but the engine may be another one than it seems,
+and much would take long to forget.
+"""
+_LARGEST_FIGURE = 1e15
+"""In a snapshot; a step of a million prompt tokens after a million others stays below."""
 _ERRORS = 256
 """Steps over which the model's own error is judged."""
 _ERROR_PRIOR_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class StepModelSnapshot:
+    """What a model has learnt, to begin another one with. Whatever can be made, can be used."""
+
+    steps: int
+    gram: tuple[float, ...]
+    """Lower triangle of the normal equations' matrix, row by row."""
+    moment: tuple[float, ...]
+    error_mean_seconds: float
+    error_p95_seconds: float
+    error_median_seconds: float
+
+    def __post_init__(self) -> None:
+        errors = self.error_mean_seconds, self.error_p95_seconds, self.error_median_seconds
+        if len(self.gram) != _SIZE * (_SIZE + 1) // 2 or len(self.moment) != _SIZE:
+            raise ValueError("a snapshot of other features")
+        figures = (*self.gram, *self.moment, *errors)
+        if not all(abs(figure) <= _LARGEST_FIGURE for figure in figures) or min(self.steps, *errors) < 0:
+            raise ValueError("a snapshot's figures are those of engine steps, its counts and errors not negative")
+        if not _is_positive_semidefinite(self.rows()):
+            raise ValueError("a snapshot's equations come from no steps")
+
+    def rows(self) -> list[list[float]]:
+        """Return the matrix with its upper triangle left at zero."""
+        matrix = [[0.0] * _SIZE for _ in range(_SIZE)]
+        entries = iter(self.gram)
+        for i in range(_SIZE):
+            for j in range(i + 1):
+                matrix[i][j] = next(entries)
+        return matrix
 
 
 class OnlineStepModel:
@@ -139,6 +179,30 @@ class OnlineStepModel:
             self._solve()
             self._judge()
 
+    def snapshot(self) -> StepModelSnapshot:
+        """Return what has been learnt."""
+        return StepModelSnapshot(
+            self.steps,
+            tuple(self._gram[i][j] for i in range(_SIZE) for j in range(i + 1)),
+            tuple(self._moment),
+            self.error_mean_seconds,
+            self.error_p95_seconds,
+            self._error_median_seconds,
+        )
+
+    def restore(self, learnt: StepModelSnapshot) -> None:
+        """Begin anew with what has been learnt elsewhere; it weighs no more than a few steps of our own."""
+        weight = learnt.gram[0]  # every step counts for at most one there
+        scale = min(1.0, _RESTORED_STEPS / weight) if weight > 0 else 0.0
+        self._gram = [[scale * value for value in row] for row in learnt.rows()]
+        self._moment = [scale * value for value in learnt.moment]
+        self._residuals.clear()
+        self.steps = min(learnt.steps, _TRUSTED_STEPS)
+        self.error_mean_seconds = learnt.error_mean_seconds
+        self.error_p95_seconds = learnt.error_p95_seconds
+        self._error_median_seconds = learnt.error_median_seconds
+        self._solve()
+
     def _solve(self) -> None:
         """Minimise the weighted squares plus the prior's; coefficients that come out negative are held at zero."""
         free = list(range(_SIZE))
@@ -165,6 +229,21 @@ class OnlineStepModel:
 
 def _as_tuple(c: StepCoefficients) -> tuple[float, ...]:
     return c.fixed, c.per_prefill_token, c.per_decode, c.per_kv_token, c.per_attention, c.per_prefill
+
+
+def _is_positive_semidefinite(lower: list[list[float]]) -> bool:
+    """Whether the symmetric matrix with this lower triangle is, but for what rounding makes of it."""
+    matrix = [[lower[max(i, j)][min(i, j)] for j in range(len(lower))] for i in range(len(lower))]
+    for k, row in enumerate(matrix):
+        tolerance = 1e-9 * (1.0 + abs(lower[k][k]))
+        row[k] += tolerance
+        if row[k] <= 0:
+            return False
+        for below in matrix[k + 1 :]:
+            factor = below[k] / row[k]
+            for j in range(k, len(row)):
+                below[j] -= factor * row[j]
+    return True
 
 
 def _solve_positive_definite(matrix: list[list[float]], vector: list[float]) -> list[float]:

@@ -14,15 +14,19 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from proxy.core.engine import CacheConfig, EngineLimits
 from proxy.core.events import DrainStarted
+from proxy.core.recording import RecordedScheduler
 from proxy.core.request import RejectReason
 from proxy.core.scheduler import Scheduler
 from proxy.server.answers import STARTED, error_response
 from proxy.server.driver import Driver
 from proxy.server.generate import CHAT_PATH, Generator
 from proxy.server.passthrough import PassThrough
+from proxy.telemetry.chronicle import Chronicle
+from proxy.telemetry.decisionlog import DecisionLog, LogFile
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.tracing import Tracing, otlp_exporter
 from proxy.upstream.client import EngineClient, Timeouts
+from proxy.upstream.knowledge import Knowledge
 from proxy.upstream.probe import Prober
 from proxy.wire.errors import LocalFailure, answer
 
@@ -42,6 +46,8 @@ class Proxy:
     metrics: Metrics
     tracing: Tracing
     prober: Prober
+    chronicle: Chronicle | None = None
+    """There where somebody may ask for it."""
     draining: bool = False
 
     @property
@@ -79,28 +85,46 @@ def create_app(
         tracing = Tracing.to(otlp_exporter(settings.otlp_endpoint)) if settings.otlp_endpoint else Tracing()
 
     async def life(app: web.Application) -> AsyncIterator[None]:
-        classes = settings.request_classes()
-        driver = Driver(Scheduler(settings.scheduler_config()), asyncio.get_running_loop())
+        classes, rules = settings.request_classes(), settings.scheduler_config()
+        log: DecisionLog | None = None
+        if settings.decision_log is not None:
+            log = DecisionLog(LogFile(settings.decision_log, rules, most_bytes=settings.decision_log_bytes))
+        scheduler = Scheduler(rules) if log is None else RecordedScheduler(rules, log.record)
+        chronicle = None if settings.debug_port is None else Chronicle()
+        driver = Driver(scheduler, asyncio.get_running_loop(), observe=None if chronicle is None else chronicle.observe)
         client = EngineClient(Timeouts(settings.connect_timeout_seconds, settings.idle_timeout_seconds))
-        metrics = Metrics(driver.scheduler, classes)
+        metrics = Metrics(scheduler, classes)
+        # It reads a small file, and nobody is served yet.
+        knowledge = None if settings.state_dir is None else Knowledge.load(settings.state_dir)
         prober = Prober(
             settings.engines,
             limits or settings.engine_limits,
             driver.feed,
             interval_seconds=settings.probe_interval_seconds,
+            knowledge=knowledge,
         )
-        app[PROXY] = Proxy(settings, driver, client, metrics, tracing, prober)
+        app[PROXY] = Proxy(settings, driver, client, metrics, tracing, prober, chronicle)
         app[_GENERATOR] = Generator(
-            driver, client, metrics, tracing, classes, classes[settings.default_class], driver.scheduler.config.tiles
+            driver, client, metrics, tracing, classes, classes[settings.default_class], rules.tiles, chronicle
         )
-        app[_PASS_THROUGH] = PassThrough(driver.scheduler, client)
+        app[_PASS_THROUGH] = PassThrough(scheduler, client)
         # Before the first request: who is there? An engine that is down now costs no more than its refusal.
         await prober.look_first()
         async with asyncio.TaskGroup() as group:
-            probing = group.create_task(prober.run(), name="probes")
+            background = [group.create_task(prober.run(), name="probes")]
+            if log is not None:
+                background.append(group.create_task(log.run(), name="decision log"))
+            if knowledge is not None:
+                keeping = knowledge.run(lambda: prober.identify(scheduler.engines))
+                background.append(group.create_task(keeping, name="knowledge"))
             yield
-            probing.cancel()
+            for task in background:
+                task.cancel()
         driver.close()
+        if log is not None:
+            await log.close()
+        if knowledge is not None:
+            await knowledge.keep(prober.identify(scheduler.engines))
         await prober.close()
         await client.close()
         await asyncio.to_thread(_close_telemetry, metrics, tracing)  # exporters flush, and wait for it

@@ -12,13 +12,14 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from proxy.core.actions import Action, Slice
-from proxy.core.events import Arrived, Ended, Event, NotStarted
+from proxy.core.events import Arrived, Ended, Event, NotStarted, TokensProduced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from proxy.core.request import Request
     from proxy.core.scheduler import Scheduler
+    from proxy.telemetry.chronicle import Observe
 
 Ticket = asyncio.Future[Action]
 """Resolves to the scheduler's decision on a request: ``Dispatch`` or ``Reject``."""
@@ -34,12 +35,14 @@ class Driver:
         *,
         clock: Callable[[], float] = time.monotonic,
         on_action: Callable[[Action, float], None] | None = None,
+        observe: Observe | None = None,
     ) -> None:
         """``clock`` must run with the loop's own: uvloop's shows whole milliseconds, too coarse to time tokens with."""
         self.scheduler = scheduler
         self._clock = clock
         self._loop = loop
         self._on_action = on_action
+        self._observe = observe
         self._tickets: dict[str, Ticket] = {}
         self._on_slice: dict[str, Callable[[Slice], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -69,6 +72,8 @@ class Driver:
     def on_tokens(self, request_id: str, chunks: int, now: float) -> None:
         """Tell of a read with token-bearing chunks; the path of every token, so kept short."""
         if actions := self.scheduler.on_tokens(request_id, chunks, now):
+            if self._observe is not None:
+                self._observe(TokensProduced(request_id, chunks), actions, now)
             self._perform(actions, now)
 
     def end(self, request_id: str, tokens: int | None = None) -> None:
@@ -80,7 +85,10 @@ class Driver:
     def feed(self, event: Event) -> None:
         """Tell the scheduler what happened and do what it wants done."""
         now = self.now()
-        self._perform(self.scheduler.handle(event, now), now)
+        actions = self.scheduler.handle(event, now)
+        if self._observe is not None:
+            self._observe(event, actions, now)
+        self._perform(actions, now)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -116,4 +124,7 @@ class Driver:
         self._timer = None
         # A loop may call a timer up to one clock tick early; the scheduler would find nothing due and ask again.
         now = max(deadline, self.now())
-        self._perform(self.scheduler.tick(now), now)
+        actions = self.scheduler.tick(now)
+        if self._observe is not None:
+            self._observe(None, actions, now)
+        self._perform(actions, now)

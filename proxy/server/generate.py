@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from proxy.core.tiles import TileConfig
     from proxy.server.driver import Driver, Ticket
+    from proxy.telemetry.chronicle import Chronicle
     from proxy.telemetry.metrics import Metrics
     from proxy.telemetry.tracing import Tracing
 
@@ -61,6 +62,7 @@ class Generator:
     classes: Mapping[str, RequestClass]
     default_class: RequestClass
     tiles: TileConfig | None = None
+    chronicle: Chronicle | None = None
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -69,12 +71,14 @@ class Generator:
         chat = request.path == CHAT_PATH
         client_id = wire_headers.request_id(request.headers) or uuid.uuid4().hex
         report = RequestReport(
-            request_id=f"{next(self._numbers)}-{client_id}",  # clients repeat theirs
+            request_id=str(next(self._numbers)),  # clients repeat theirs
             client_id=client_id,
             operation="chat" if chat else "text_completion",
             arrived_at=arrived_at,
             request_class=self.default_class,
         )
+        if self.chronicle is not None:
+            self.chronicle.begin(report)
         span = self.tracing.begin(request.headers, request.path, time.time_ns())
         try:
             body = await request.read()
@@ -101,7 +105,7 @@ class Generator:
             report.outcome = report.outcome or Outcome.CLIENT_GONE
             raise
         except Exception:
-            _log.exception("request %s failed through a fault of the proxy", report.request_id)
+            _log.exception("request %s (%s) failed through a fault of the proxy", report.request_id, client_id)
             report.outcome, report.reason = Outcome.REJECTED, str(LocalFailure.INTERNAL)
             raise
         finally:
@@ -109,6 +113,8 @@ class Generator:
             self.driver.end(report.request_id, whole)
             report.ended_at = self.driver.now()
             self.metrics.record(report)
+            if self.chronicle is not None:
+                self.chronicle.finish(report)
             self.tracing.end(span, report, report.ended_at, time.time_ns())
 
     async def _schedule(

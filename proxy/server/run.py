@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from proxy.server import debug
 from proxy.server.app import PROXY, Proxy, create_app
 from proxy.sim.engine import EngineConfig
 from proxy.sim.http import start_engines, stop_engines
@@ -35,6 +36,8 @@ async def serve(settings: Settings) -> None:
 
     Raises:
         OSError: the address is not free or not ours.
+        TracingUnavailableError: as from ``create_app``.
+        DecisionLogError: the decision log cannot be written.
     """
     stop = asyncio.Event()
     now = asyncio.Event()
@@ -54,7 +57,9 @@ async def serve(settings: Settings) -> None:
                 [0] * settings.sim_engines, config, model=SIMULATED_MODEL, speed=settings.sim_speed
             )
             stack.push_async_callback(stop_engines, engines)
-            settings = settings.model_copy(update={"engines": tuple(engine.url for engine in engines)})
+            # What is learnt of simulated engines is of no use to anybody.
+            urls = tuple(engine.url for engine in engines)
+            settings = settings.model_copy(update={"engines": urls, "state_dir": None})
             # Over HTTP the simulated engines have no prefix cache, so there is nothing to send ahead.
             simulated = replace(limits_of(config), caches_prefixes=False)
         app = create_app(settings, limits=None if simulated is None else lambda _: simulated)
@@ -72,12 +77,27 @@ async def serve(settings: Settings) -> None:
         site = web.TCPSite(runner, settings.host, settings.port, backlog=_BACKLOG)
         await site.start()
         proxy = app[PROXY]
-        _greet(proxy, runner)
+        debugging = await _start_debugging(proxy, stack)
+        _greet(proxy, runner, debugging)
         await stop.wait()
         await _drain(proxy, now)
 
 
-def _greet(proxy: Proxy, runner: web.AppRunner) -> None:
+async def _start_debugging(proxy: Proxy, stack: AsyncExitStack) -> str | None:
+    """Serve the debug endpoints, if there are any, and return their address."""
+    if proxy.chronicle is None or proxy.settings.debug_port is None:
+        return None
+    runner = web.AppRunner(debug.create_debug_app(proxy.driver, proxy.chronicle), access_log=None)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    try:
+        await web.TCPSite(runner, debug.HOST, proxy.settings.debug_port).start()
+    except OSError as error:
+        raise OSError(error.errno, f"the debug port {proxy.settings.debug_port}: {error.strerror}") from None
+    return f"http://{debug.HOST}:{runner.addresses[0][1]}/debug"
+
+
+def _greet(proxy: Proxy, runner: web.AppRunner, debugging: str | None) -> None:
     host, port, *_ = runner.addresses[0]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     models = [str(model["id"]) for model in proxy.prober.models()]
@@ -88,7 +108,8 @@ def _greet(proxy: Proxy, runner: web.AppRunner) -> None:
         f"slai-proxy listens on http://{host}:{port} and schedules for {engines}:\n"
         + "".join(f"  {e.id} {'up' if e.up else 'down'}\n" for e in proxy.scheduler.engines)
         + f"Try it:\n  curl -N http://{host}:{port}/v1/completions -H 'Content-Type: application/json' -d '{body}'\n"
-        f"Metrics: http://{host}:{port}/metrics    Stop: Ctrl-C",
+        + (f"Debug: {debugging}/state and {debugging}/requests/ID\n" if debugging else "")
+        + f"Metrics: http://{host}:{port}/metrics    Stop: Ctrl-C",
         file=sys.stderr,
         flush=True,
     )

@@ -148,9 +148,26 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
     if longest > capacity:
         raise TraceError(f"{trace.name}: a request of {longest:,} tokens can never fit the KV cache of {capacity:,}")
     draw_workload(trace, rate=1.0, requests=1, seed=0, classes=classes)  # The classes' shares add up, or it tells.
-    return Study(
-        trace, tuple(args.policy), tuple(args.rate), tuple(args.seeds), args.requests, classes, simulation, options
+    study = Study(
+        trace,
+        tuple(args.policy),
+        tuple(args.rate),
+        tuple(args.seeds),
+        args.requests,
+        classes,
+        simulation,
+        options,
+        args.decision_log,
     )
+    if args.decision_log is not None:
+        alone = len(study) == 1 and args.capacity is None and not args.step_model
+        if not alone or find_policy(args.policy[0]).scheduler(options) is None:
+            raise ValueError("--decision-log is for one run, with a proxy (as of --policy gate --seeds 1)")
+        try:
+            args.decision_log.touch()
+        except OSError as error:
+            raise ValueError(f"--decision-log: cannot write {args.decision_log}: {error.strerror}") from None
+    return study
 
 
 def _config(args: argparse.Namespace, study: Study) -> dict[str, Any]:

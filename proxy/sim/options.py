@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from proxy.sim.engine import EngineConfig
@@ -65,6 +66,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--jobs", type=_count, default=usable_cores(), metavar="N", help="processes (default: one for each core)"
+    )
+    group.add_argument(
+        "--decision-log",
+        type=Path,
+        metavar="FILE",
+        help="write all that the proxy is told and decides, for slai-proxy replay; for one policy, rate and seed",
     )
     group.add_argument(
         "--json", action="store_true", help="write all figures to standard output as JSON; tables then go to stderr"

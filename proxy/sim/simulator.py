@@ -345,13 +345,16 @@ def simulate(
     scheduler_config: SchedulerConfig | None,
     on_action: Callable[[Action, float], None] | None = None,
     on_step_end: OnStepEnd | None = None,
+    *,
+    make_scheduler: Callable[[SchedulerConfig], Scheduler] | None = None,
 ) -> SimulationResult:
     """Run ``workload`` to its end in virtual time and return what happened.
 
     ``scheduler_config`` is the proxy's; with ``None`` there is no proxy and requests go to the engines round robin.
     ``on_step_end`` (with a proxy only) is called when an engine's step ends, before anybody hears of its tokens.
+    ``make_scheduler`` makes another kind of scheduler, as one that is recorded.
     """
-    scheduler = None if scheduler_config is None else Scheduler(scheduler_config)
+    scheduler = None if scheduler_config is None else (make_scheduler or Scheduler)(scheduler_config)
     run = _Run(workload, config, scheduler, on_action, on_step_end)
     run.clock.run()
     engines = run.engines.values()

@@ -7,21 +7,28 @@ taken of the ratios, not the ratio of the medians: most of what differs from see
 from __future__ import annotations
 
 import hashlib
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf, isfinite
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from proxy.core.actions import describe
+from proxy.core.recording import RecordedScheduler
 from proxy.sim.policies import PolicyOptions, find_policy
 from proxy.sim.records import quantiles, summarise
 from proxy.sim.simulator import SimulationConfig, simulate
 from proxy.sim.workload import PAPER_CLASSES, ClassShare, ScheduledRequest, Trace, draw_workload
+from proxy.wire.decisions import Head, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from proxy.core.actions import Action
+    from proxy.core.config import SchedulerConfig
+    from proxy.core.scheduler import Scheduler
 
 SCHEMA_VERSION = 1
 
@@ -42,6 +49,8 @@ class Study:
     classes: tuple[ClassShare, ...] = PAPER_CLASSES
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
     options: PolicyOptions = field(default_factory=PolicyOptions)
+    decision_log: Path | None = None
+    """Where to write all that the scheduler is told and decides; for a study of one run."""
 
     def __len__(self) -> int:
         return len(self.policies) * len(self.rates) * len(self.seeds)
@@ -56,7 +65,7 @@ class Study:
             for seed in self.seeds:
                 drawn = draw_workload(self.trace, rate=rate, requests=self.requests, seed=seed, classes=self.classes)
                 for policy in self.policies:
-                    yield RunTask(policy, rate, seed, drawn, self.simulation, self.options)
+                    yield RunTask(policy, rate, seed, drawn, self.simulation, self.options, self.decision_log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,7 @@ class RunTask:
     workload: Sequence[ScheduledRequest]
     simulation: SimulationConfig
     options: PolicyOptions
+    decision_log: Path | None = None
 
 
 def perform(task: RunTask) -> RunFigures:
@@ -84,7 +94,13 @@ def perform(task: RunTask) -> RunFigures:
     def log(action: Action, now: float) -> None:
         decisions.update(f"{describe(action, now)}\n".encode())
 
-    result = simulate(task.workload, simulation, scheduler, log)
+    with ExitStack() as stack:
+        make_scheduler: Callable[[SchedulerConfig], Scheduler] | None = None
+        if task.decision_log is not None and scheduler is not None:
+            file = stack.enter_context(task.decision_log.open("wb"))
+            file.write(Head(scheduler, "simulation").line())
+            make_scheduler = partial(RecordedScheduler, record=lambda record: file.write(line_of(record)))
+        result = simulate(task.workload, simulation, scheduler, log, make_scheduler=make_scheduler)
     return {
         "policy": task.policy,
         "rate": task.rate,

@@ -8,6 +8,8 @@ plain list and joins the others when somebody scrapes.
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -20,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from proxy import __version__
 from proxy.core.request import Outcome
+from proxy.core.stepmodel import StepCoefficients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -177,6 +180,25 @@ class Metrics:
         engine_gauge("slai.engine.kv.tokens", "KV cache in use, as we count it", lambda e: e.kv_tokens)
         engine_gauge("slai.engine.kv.capacity.tokens", "KV cache; 0 unknown", lambda e: e.limits.kv_tokens or 0)
         engine_gauge("slai.engine.step.duration", "Usual engine step, as we see it", lambda e: e.step_seconds, "s")
+        engine_gauge("slai.engine.feedback.duration", "From release to a step", attrgetter("delay.seconds"), "s")
+        engine_gauge("slai.engine.steps.ahead", "Steps that it composes in advance", attrgetter("delay.steps"))
+        engine_gauge("slai.engine.step.model.steps", "Steps that the step model was fitted to", lambda e: e.model.steps)
+        engine_gauge("slai.engine.step.model.trusted", "1 once the step model is used", lambda e: e.model.trusted)
+        engine_gauge(
+            "slai.engine.step.model.error.mean",
+            "Mean absolute error of the step model",
+            attrgetter("model.error_mean_seconds"),
+            "s",
+        )
+        engine_gauge(
+            "slai.engine.step.model.error.p95",
+            "p95 of steps longer than predicted",
+            attrgetter("model.error_p95_seconds"),
+            "s",
+        )
+        for name in (f.name for f in fields(StepCoefficients)):
+            term = attrgetter(f"model.coefficients.{name}")
+            engine_gauge(f"slai.engine.step.model.{name}", f"Step model: seconds, {name.replace('_', ' ')}", term, "s")
 
 
 class _TbtCollector(Collector):

@@ -66,6 +66,7 @@ class RequestReport:
     """One generation request; times are seconds on the driver's clock."""
 
     request_id: str
+    """The proxy's own number for it."""
     client_id: str
     """``x-request-id``: the client's own if it sent one."""
     operation: str

@@ -104,6 +104,7 @@ def _attributes(report: RequestReport) -> dict[str, str | int | float | bool]:
         "http.response.status_code": report.status,
         "error.type": report.reason,
         "slai.request.id": report.request_id,
+        "slai.request.client_id": report.client_id,
         "slai.class": report.request_class.name,
         "slai.outcome": report.outcome and report.outcome.value,
         "slai.engine": report.engine_id,

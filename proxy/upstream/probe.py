@@ -9,13 +9,20 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from proxy.core.engine import CacheConfig, EngineLimits
 from proxy.core.events import EngineDown, EngineUp
+from proxy.upstream.knowledge import Knowledge, fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from proxy.core.engine import EngineBelief
+    from proxy.core.stepmodel import StepModelSnapshot
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +43,10 @@ class EngineProbe:
     models: list[dict[str, Any]] = field(default_factory=list)
     """Entries of its ``/v1/models``, as it sent them."""
     cache: CacheConfig = field(default_factory=CacheConfig)
+    version: str = ""
+    """What it says that it runs, if anybody asked."""
+    fingerprint: str = ""
+    """What tells it from other engines; see ``knowledge``."""
     failures: int = 0
     announced: EngineUp | EngineDown | None = None
 
@@ -53,10 +64,12 @@ class Prober:
         announce: Announce,
         *,
         interval_seconds: float,
+        knowledge: Knowledge | None = None,
     ) -> None:
         self.probes = [EngineProbe(url) for url in base_urls]
         self._limits = limits
         self._announce = announce
+        self._knowledge = knowledge
         self._interval_seconds = interval_seconds
         self._timeout_seconds = max(2.0, interval_seconds)
         self._client = httpx.AsyncClient(timeout=self._timeout_seconds, trust_env=False, follow_redirects=False)
@@ -78,6 +91,11 @@ class Prober:
             for model in probe.models if probe.up else ():
                 entries.setdefault(str(model["id"]), model)
         return list(entries.values())
+
+    def identify(self, engines: Iterable[EngineBelief]) -> list[tuple[str, EngineBelief]]:
+        """Return those of ``engines`` of which it is known what they are, each with its fingerprint."""
+        found = {probe.base_url: probe.fingerprint for probe in self.probes if probe.fingerprint}
+        return [(found[engine.id], engine) for engine in engines if engine.id in found]
 
     async def _watch(self, probe: EngineProbe) -> None:
         while True:
@@ -120,8 +138,21 @@ class Prober:
                     sorted(up.models),
                     probe.cache.kv_tokens,
                 )
+            learnt = None if self._knowledge is None else await self._recall(probe, up.limits, self._knowledge)
             probe.up, probe.announced = True, up
-            self._announce(up)
+            self._announce(replace(up, learnt=learnt))
+
+    async def _recall(self, probe: EngineProbe, limits: EngineLimits, known: Knowledge) -> StepModelSnapshot | None:
+        """Find out what engine this is; if it is another than before, return what is known about such engines."""
+        if not probe.up:
+            probe.version = await self._get_version(probe) or probe.version
+        # Adapters come and go, and do not make another engine.
+        models = (str(model["id"]) for model in probe.models if model.get("parent") is None)
+        key = fingerprint(models, limits, probe.version)
+        if key == probe.fingerprint:
+            return None
+        probe.fingerprint = key
+        return known.recall(key)
 
     def _set_down(self, probe: EngineProbe, why: str) -> None:
         _log.warning("engine %s is down: %s", probe.base_url, why)
@@ -140,6 +171,12 @@ class Prober:
             return [entry for entry in entries if isinstance(entry.get("id"), str)][:_MAX_MODELS]
         except (httpx.HTTPError, TimeoutError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return None  # an engine without this endpoint is taken to serve any model
+
+    async def _get_version(self, probe: EngineProbe) -> str | None:
+        try:
+            return str((await self._get(probe, "/version")).raise_for_status().json()["version"])
+        except (httpx.HTTPError, TimeoutError, ValueError, LookupError, TypeError, RecursionError):
+            return None
 
     async def _get_cache(self, probe: EngineProbe) -> CacheConfig | None:
         try:

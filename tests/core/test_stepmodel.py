@@ -182,3 +182,50 @@ def test_whatever_was_seen_more_work_never_looks_shorter(
 
 def vars_of(c: StepCoefficients) -> tuple[float, ...]:
     return c.fixed, c.per_prefill_token, c.per_decode, c.per_kv_token, c.per_attention, c.per_prefill
+
+
+class TestSnapshot:
+    def test_a_restart_begins_with_what_was_learnt(self) -> None:
+        learnt = trained(3000, noise=0.0005)
+        warm = OnlineStepModel()
+        cold_error = worst_error(warm)
+        warm.restore(learnt.snapshot())
+        assert worst_error(warm) < worst_error(learnt) + 0.002 < cold_error / 5
+        assert warm.trusted
+        assert (warm.error_p95_seconds, warm.error_mean_seconds) == (
+            learnt.error_p95_seconds,
+            learnt.error_mean_seconds,
+        )
+
+    def test_what_was_learnt_of_another_engine_is_soon_forgotten(self) -> None:
+        """As after a change of the hardware behind the same limits: half as fast as it was."""
+        slower = StepCoefficients(0.021, 1.4e-4, 8e-5, 2.7e-7, 6e-9, 1.6e-3)
+        misled, fresh = OnlineStepModel(), OnlineStepModel()
+        misled.restore(trained(20_000).snapshot())
+        rng = random.Random(5)
+        for _ in range(400):
+            load = random_load(rng)
+            for model in (misled, fresh):
+                model.observe(load, duration(load, slower))
+        assert worst_error(misled, slower) < 0.01
+        assert worst_error(misled, slower) < worst_error(fresh, slower) + 0.008
+
+    def test_a_model_that_has_seen_nothing_stays_at_its_prior(self) -> None:
+        model = OnlineStepModel()
+        model.restore(OnlineStepModel().snapshot())
+        assert model.coefficients == pytest.approx(PRIOR)
+        assert not model.trusted
+
+    def test_few_steps_are_not_trusted_more_for_being_restored(self) -> None:
+        model = OnlineStepModel()
+        model.restore(trained(50).snapshot())
+        assert (model.steps, model.trusted) == (50, False)
+
+    def test_restoring_again_and_again_adds_no_weight(self) -> None:
+        model = trained(5000)
+        for _ in range(5):
+            again = OnlineStepModel()
+            again.restore(model.snapshot())
+            model = again
+        assert model.snapshot().gram[0] <= 20
+        assert worst_error(model) < 0.002

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -171,3 +172,38 @@ async def test_engines_that_are_not_there_are_told_and_not_fatal() -> None:
             assert response.status == 503
         proxy.stop(signal.SIGINT)
         assert await proxy.exit_code() == 0
+
+
+async def test_debugging_and_the_decision_log_of_a_whole_life(tmp_path: Path) -> None:
+    log = tmp_path / "decisions.jsonl"
+    arguments = ("--debug-port", "0", "--decision-log", str(log), "--state-dir", str(tmp_path / "state"))
+    async with serving(*arguments, *FAST) as proxy, aiohttp.ClientSession() as client:
+        (line,) = [line for line in proxy.said if line.startswith("Debug: ")]
+        debug = line.split()[1]
+        assert debug.startswith("http://127.0.0.1:")
+        url, headers = f"{proxy.url}/v1/completions", JSON | {"x-request-id": "mine"}
+        async with client.post(url, data=body_of(proxy, 20), headers=headers) as response:
+            assert response.status == 200
+            await response.read()
+        async with client.get(debug) as response:
+            assert len((await response.json())["engines"]) == 2
+        async with client.get(debug.replace("/state", "/requests/mine")) as response:
+            assert (await response.json())["outcome"] == "completed"
+
+        # The port is taken now, which is told as for the main one.
+        port = debug.split("/")[2].rpartition(":")[2]
+        other = await spawn("serve", "--port", "0", "--debug-port", port, "--log-level", "error", *FAST)
+        assert other.stderr is not None
+        (said,) = (await other.stderr.read()).decode().splitlines()
+        assert await other.wait() == 1
+        assert port in said
+        proxy.stop()
+        assert await proxy.exit_code() == 0
+    again = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "proxy", "replay", str(log)),
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"PYTHONHASHSEED": "77"},
+    )
+    _, told = await again.communicate()
+    assert told.decode().endswith(" 1 decisions: all reproduced\n")
+    assert again.returncode == 0

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from live_proxy import exchange, live_proxy, raw_post, until
@@ -11,8 +12,10 @@ from scripted_engine import Call, scripted_engine, token
 
 from proxy.config import Settings
 from proxy.core.engine import EngineLimits
+from proxy.core.stepmodel import StepLoad
 from proxy.server.app import PROXY, create_app
 from proxy.server.generate import Generator
+from proxy.telemetry.replay import open_log, replay
 from proxy.telemetry.tracing import TracingUnavailableError
 
 
@@ -158,6 +161,49 @@ async def test_the_end_leaves_nothing_behind() -> None:
         await until(lambda: engine.connections == 0)
         await until(lambda: asyncio.all_tasks() <= before)
     gc.collect()  # whatever was not closed would warn now, and warnings are errors
+
+
+async def test_what_is_learnt_of_an_engine_outlives_a_restart(tmp_path: Path) -> None:
+    async with scripted_engine() as engine:
+        engine.routes["GET /version"] = lambda call: call.answer(b'{"version": "1"}')
+        async with live_proxy(engine, state_dir=tmp_path / "state") as proxy:
+            model = proxy.scheduler.engines[0].model
+            assert model.steps == 0
+            for number in range(400):
+                model.observe(StepLoad(0, number % 10, 0), 0.123)
+        async with live_proxy(engine, state_dir=tmp_path / "state") as proxy:
+            model = proxy.scheduler.engines[0].model
+            assert model.trusted
+            assert model.predict(StepLoad(0, 5, 0)) == pytest.approx(0.123, rel=0.02)
+            assert (await proxy.fetch())[0] == 200
+
+
+class TestDecisionLog:
+    async def test_a_live_proxy_can_be_replayed(self, tmp_path: Path) -> None:
+        path = tmp_path / "log"
+        async with (
+            scripted_engine() as one,
+            scripted_engine() as two,
+            live_proxy(one, two, decision_log=path, max_num_seqs=1) as proxy,
+        ):
+            answers = await asyncio.gather(*(proxy.fetch() for _ in range(40)))
+            assert {status for status, _ in answers} == {200}
+        log = open_log(path)
+        assert log.head.config == Settings(max_num_seqs=1).scheduler_config()
+        found = replay(log)
+        assert found.difference is None
+        assert found.actions == 40
+        assert not log.truncated
+
+    async def test_neither_prompts_nor_ids_nor_keys_are_in_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "log"
+        async with scripted_engine() as engine, live_proxy(engine, decision_log=path) as proxy:
+            body = b'{"model": "m", "prompt": "SECRET-PROMPT", "stream": true, "user": "SECRET-USER"}'
+            headers = {"Authorization": "Bearer SECRET-KEY", "x-request-id": "SECRET-ID"}
+            assert (await proxy.fetch(body=body, headers=headers))[0] == 200
+        text = path.read_text()
+        assert "SECRET" not in text
+        assert "Arrived" in text
 
 
 async def test_traces_without_the_package_for_them_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

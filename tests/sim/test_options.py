@@ -39,6 +39,7 @@ def test_defaults_are_the_papers_set_up(parse: Parse) -> None:
         "capacity": None,
         "step_model": False,
         "json": False,
+        "decision_log": None,
     }
 
 

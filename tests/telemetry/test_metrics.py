@@ -1,6 +1,7 @@
 """Metrics as Prometheus reads them."""
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from proxy.core.events import Arrived, EngineUp, TokensProduced
 from proxy.core.request import Outcome, RejectReason, RequestClass
 from proxy.core.scheduler import Scheduler
+from proxy.core.stepmodel import PRIOR, StepCoefficients, StepLoad
 from proxy.telemetry.metrics import OTHER, Metrics
 from proxy.telemetry.report import RequestReport, TokenTimes
 
@@ -156,6 +158,24 @@ def test_gauges_show_the_scheduler_at_the_time_of_the_scrape(scheduler: Schedule
     assert found["slai_engine_kv_tokens"] == {engine: 301}
     assert found["slai_engine_kv_capacity_tokens"] == {engine: 1000}
     assert found["slai_engine_step_duration_seconds"][engine] > 0
+    assert found["slai_engine_feedback_duration_seconds"] == {engine: 0.005}
+    assert found["slai_engine_steps_ahead"] == {engine: 0}
+
+
+def test_the_step_model_is_shown(scheduler: Scheduler, metrics: Metrics) -> None:
+    model, engine = scheduler.engines[0].model, "engine=http://e0"
+    prefix = "slai_engine_step_model_"
+    assert read(metrics)[f"{prefix}trusted"] == {engine: 0}
+    for number in range(800):
+        model.observe(StepLoad(500 * (number % 2), 10, 1000, 0.0, number % 2), 0.02 + 0.05 * (number % 2))
+    found = read(metrics)
+    assert found[f"{prefix}steps"] == {engine: 800}
+    assert found[f"{prefix}trusted"] == {engine: 1}
+    assert found[f"{prefix}error_mean_seconds"] == {engine: model.error_mean_seconds}
+    assert found[f"{prefix}error_p95_seconds"] == {engine: model.error_p95_seconds}
+    coefficients = {name: found[f"{prefix}{name}_seconds"][engine] for name in (f.name for f in fields(PRIOR))}
+    assert StepCoefficients(**coefficients) == model.coefficients
+    assert coefficients["per_prefill_token"] > 0
 
 
 def test_the_process_itself_is_shown_too(metrics: Metrics) -> None:

@@ -67,6 +67,7 @@ def test_everything_that_the_report_knows(tracing: Tracing, exporter: InMemorySp
         "gen_ai.response.time_to_first_chunk": 1.5,
         "http.response.status_code": 200,
         "slai.request.id": "4-x",
+        "slai.request.client_id": "x",
         "slai.class": "gold",
         "slai.outcome": "completed",
         "slai.engine": "http://e0",

@@ -4,14 +4,18 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
 import pytest
+from builders import make_engine
 from live_proxy import until
 from scripted_engine import Call, ScriptedEngine, head, scripted_engine
 
 from proxy.core.engine import CacheConfig, EngineLimits
 from proxy.core.events import EngineDown, EngineUp
+from proxy.core.stepmodel import StepLoad
+from proxy.upstream.knowledge import Knowledge
 from proxy.upstream.probe import Prober, read_cache_config
 
 CACHE = 'vllm:cache_config_info{block_size="16",engine="%d",num_gpu_blocks="%d"} 1.0\n'
@@ -290,3 +294,80 @@ class TestCacheConfig:
     )
     def test_unknown(self, text: str) -> None:
         assert read_cache_config(text) is None
+
+
+class TestKnowledge:
+    """What is known about engines of the same kind goes with the news that one is up."""
+
+    @staticmethod
+    async def learnt_by(engine: ScriptedEngine, directory: Path) -> list[tuple[str, bool]]:
+        """Look at an engine twice; its fingerprint each time, and whether something was remembered."""
+        known, said = Knowledge.load(directory), list[EngineUp | EngineDown]()
+        prober = Prober((engine.url,), limits_of, said.append, interval_seconds=60.0, knowledge=known)
+        await prober.look(prober.probes[0])
+        await prober.look(prober.probes[0])
+        await prober.close()
+        belief = make_engine(engine.url)
+        for number in range(300):
+            belief.model.observe(StepLoad(100 * (number % 5), number % 20, 0), 0.04)
+        known.learn([(prober.probes[0].fingerprint, belief)])
+        await known.save()
+        return [(prober.probes[0].fingerprint, up.learnt is not None) for up in said if isinstance(up, EngineUp)]
+
+    @staticmethod
+    def version(engine: ScriptedEngine, version: str) -> None:
+        engine.routes["GET /version"] = lambda call: call.answer(json.dumps({"version": version}).encode())
+
+    async def test_a_restart_begins_warm_and_is_announced_once(self, tmp_path: Path) -> None:
+        async with scripted_engine() as engine:
+            self.version(engine, "0.11")
+            ((first, cold),) = await self.learnt_by(engine, tmp_path)
+            ((again, warm),) = await self.learnt_by(engine, tmp_path)
+            assert (first == again, cold, warm) == (True, False, True)
+
+    async def test_what_an_engine_tells_later_does_not_throw_away_what_was_learnt_since(self, tmp_path: Path) -> None:
+        async with scripted_engine() as engine:
+            self.version(engine, "0.11")
+            engine.metrics = (CACHE % (0, 1000)).encode()
+            await self.learnt_by(engine, tmp_path)
+            said = list[EngineUp | EngineDown]()
+            known = Knowledge.load(tmp_path)
+            prober = Prober((engine.url,), limits_of, said.append, interval_seconds=60.0, knowledge=known)
+            await prober.look(prober.probes[0])
+            engine.metrics = (CACHE % (0, 1001)).encode()
+            await prober.look(prober.probes[0])
+            await prober.close()
+            assert [up.learnt is not None for up in said if isinstance(up, EngineUp)] == [True, False]
+
+    async def test_another_engine_behind_the_same_address_does_not(self, tmp_path: Path) -> None:
+        async with scripted_engine() as engine:
+            self.version(engine, "0.11")
+            await self.learnt_by(engine, tmp_path)
+            self.version(engine, "0.12")
+            ((_, warm),) = await self.learnt_by(engine, tmp_path)
+            assert not warm
+            engine.models = ["other"]
+            ((_, warm),) = await self.learnt_by(engine, tmp_path)
+            assert not warm
+
+    async def test_an_adapter_makes_no_other_engine(self, tmp_path: Path) -> None:
+        async with scripted_engine() as engine:
+            self.version(engine, "0.11")
+            ((before, _),) = await self.learnt_by(engine, tmp_path)
+            cards = [{"id": "m"}, {"id": "adapter", "parent": "m"}]
+            engine.routes["GET /v1/models"] = lambda call: call.answer(json.dumps({"data": cards}).encode())
+            ((after, warm),) = await self.learnt_by(engine, tmp_path)
+            assert (after == before, warm) == (True, True)
+
+    @pytest.mark.parametrize("answer", [b"", b"[]", b'{"version": []}', b"[" * 100_000, b"3"])
+    async def test_whatever_an_engine_says_of_its_version(self, answer: bytes, tmp_path: Path) -> None:
+        async with scripted_engine() as engine:
+            engine.routes["GET /version"] = lambda call: call.answer(answer)
+            await self.learnt_by(engine, tmp_path)
+            ((_, warm),) = await self.learnt_by(engine, tmp_path)
+            assert warm
+
+    async def test_nobody_is_asked_for_a_version_without_need(self) -> None:
+        async with scripted_engine() as engine, watching(engine) as watch:
+            await watch.look(2)
+            assert engine.calls == []

@@ -1,0 +1,156 @@
+"""The debug endpoints: what they say of live requests, and who gets to see it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from live_proxy import LiveProxy, live_proxy, until
+from scripted_engine import DONE, Call, ScriptedEngine, last, scripted_engine, token
+
+from proxy.server.app import PROXY
+from proxy.server.debug import HOST, create_debug_app
+
+
+@asynccontextmanager
+async def debugged(proxy: LiveProxy) -> AsyncIterator[aiohttp.ClientSession]:
+    """The debug endpoints of ``proxy``, and a client to them."""
+    parts = proxy.app[PROXY]
+    assert parts.chronicle is not None
+    runner = web.AppRunner(create_debug_app(parts.driver, parts.chronicle), access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, HOST, 0).start()
+        async with aiohttp.ClientSession(f"http://{HOST}:{runner.addresses[0][1]}") as client:
+            yield client
+    finally:
+        await runner.cleanup()
+
+
+async def get(client: aiohttp.ClientSession, path: str, status: int = 200) -> Any:
+    async with client.get(path) as response:
+        assert response.status == status
+        assert response.content_type == "application/json"
+        return await response.json()
+
+
+class Held:
+    """A script that streams a token and then waits for ``go``."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+
+    async def __call__(self, call: Call) -> None:
+        await call.begin()
+        await call.write(token())
+        await self.go.wait()
+        await call.write(token() + last() + DONE)
+        await call.end()
+
+
+@asynccontextmanager
+async def two_requests() -> AsyncIterator[tuple[LiveProxy, aiohttp.ClientSession, Held, ScriptedEngine]]:
+    """A proxy with one request that streams and another that waits, by the ids ``first`` and ``second``."""
+    script = Held()
+    async with (
+        scripted_engine(script) as engine,
+        live_proxy(engine, debug_port=0, max_num_seqs=1) as proxy,
+        debugged(proxy) as client,
+    ):
+        first = asyncio.ensure_future(proxy.fetch(headers={"x-request-id": "first"}))
+        await until(lambda: any(e.decodes for e in proxy.scheduler.engines))
+        second = asyncio.ensure_future(proxy.fetch(headers={"x-request-id": "second"}))
+        await until(lambda: proxy.scheduler.waiting)
+        yield proxy, client, script, engine
+        script.go.set()
+        assert [status for status, _ in await asyncio.gather(first, second)] == [200, 200]
+
+
+async def test_the_life_of_a_request_from_the_queue_to_its_end() -> None:
+    async with two_requests() as (proxy, client, script, engine):
+        told = await get(client, "/debug/requests/second")
+        assert (told["request_id"], told["client_id"], told["stage"]) == ("1", "second", "waiting")
+        assert told["waits"]["waits_for"] == {engine.url: ["slots: 1 requests of at most 1"]}
+        assert told["waits"]["ahead"] == 0
+        running = await get(client, "/debug/requests/first")
+        assert (running["stage"], running["tokens"], running["engine"]) == ("streaming", 1, engine.url)
+        assert "waits" not in running
+        script.go.set()
+        await proxy.idle()
+        told = await get(client, "/debug/requests/1")
+        assert (told["stage"], told["outcome"], told["tokens"]) == ("ended", "completed", 2)
+        assert told["moments"][-1]["cause"] == f"the end of request 0, on {engine.url}"
+        assert told["stage_seconds"].keys() == {"body", "queue", "engine", "first_token", "stream"}
+        assert "waits" not in told
+
+
+async def test_the_state() -> None:
+    async with two_requests() as (_, client, _, engine):
+        told = await get(client, "/debug/state")
+        assert (told["waiting"], told["dispatched"], told["draining"]) == (1, 1, False)
+        assert [e["id"] for e in told["engines"]] == [engine.url]
+        assert told["queues"][0]["head"]["request_id"] == "1"
+        assert told["config"]["max_wait_seconds"] == 60
+
+
+async def test_neither_prompts_nor_keys_are_shown() -> None:
+    async with scripted_engine() as engine, live_proxy(engine, debug_port=0) as proxy, debugged(proxy) as client:
+        body = b'{"model": "m", "prompt": "SECRET-PROMPT", "stream": true, "user": "SECRET-USER"}'
+        headers = {"Authorization": "Bearer SECRET-KEY", "x-request-id": "a"}
+        assert (await proxy.fetch(body=body, headers=headers))[0] == 200
+        for path in ("/debug/state", "/debug/requests/a"):
+            async with client.get(path) as response:
+                assert "SECRET" not in await response.text()
+
+
+async def test_an_unknown_request() -> None:
+    async with scripted_engine() as engine, live_proxy(engine, debug_port=0) as proxy, debugged(proxy) as client:
+        assert "no such request" in (await get(client, "/debug/requests/x", 404))["error"]
+
+
+async def test_a_request_that_was_refused_before_it_could_wait() -> None:
+    async with scripted_engine() as engine, live_proxy(engine, debug_port=0) as proxy, debugged(proxy) as client:
+        assert (await proxy.fetch(body=b"no json", headers={"x-request-id": "bad"}))[0] == 400
+        told = await get(client, "/debug/requests/bad")
+        assert (told["stage"], told["outcome"], told["reason"]) == ("ended", "rejected", "bad_request")
+
+
+async def test_clients_of_the_proxy_do_not_see_it() -> None:
+    """On their port the paths are the engine's, as all others are."""
+    async with scripted_engine() as engine, live_proxy(engine, debug_port=0) as proxy:
+        await proxy.fetch(headers={"x-request-id": "a"})
+        async with proxy.client.get("/debug/requests/a") as response:
+            assert b"moments" not in await response.read()
+        assert [call.target for call in engine.calls][1:] == ["/debug/requests/a"]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:7", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:80", 200),
+        ("evil.example", 403),
+        ("evil.example:127", 403),
+        ("localhost.evil.example", 403),
+        ("[", 403),
+    ],
+)
+async def test_pages_of_others_cannot_read_it_through_a_browser(host: str, status: int) -> None:
+    """A name of theirs that leads to this machine is still theirs."""
+    async with (
+        scripted_engine() as engine,
+        live_proxy(engine, debug_port=0) as proxy,
+        debugged(proxy) as client,
+        client.get("/debug/state", headers={"Host": host}) as response,
+    ):
+        assert response.status == status
+
+
+async def test_without_the_setting_nothing_is_kept() -> None:
+    async with scripted_engine() as engine, live_proxy(engine) as proxy:
+        await proxy.fetch()
+        assert proxy.app[PROXY].chronicle is None
