@@ -12,6 +12,7 @@ from proxy.core.admission import fits_kv
 from proxy.core.codec import encode
 from proxy.core.rad import sequences_for
 from proxy.core.release import urgency
+from proxy.core.tbt import harm_seconds, slack_seconds
 from proxy.core.tiles import next_piece
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class EngineView:
     steps_ahead: int
     """By how many it composes its steps before they run."""
     strictest_tbt_seconds: float | None
+    slack_seconds: float | None
+    """By how much the step under way keeps that deadline, as predicted."""
     step_model: StepModelView
 
 
@@ -176,6 +179,8 @@ def shut_gates(engine: EngineBelief, request: Request, config: SchedulerConfig, 
             f"KV cache: {engine.kv_tokens} of {engine.limits.kv_tokens} tokens in use or promised, and reserves; "
             f"it needs {request.prompt_tokens}"
         )
+    if gate.keep_tbt and (harm := harm_seconds(engine, request.prompt_tokens, now)) > 0:
+        shut.append(f"TBT: it would overrun the deadlines in flight by {harm:.3f} s in all")
     return shut
 
 
@@ -225,6 +230,7 @@ def _view_engine(engine: EngineBelief, config: SchedulerConfig, now: float) -> E
         engine.delay.seconds,
         engine.delay.steps,
         engine.strictest_tbt_seconds,
+        slack_seconds(engine),
         _view_model(engine.model),
     )
 

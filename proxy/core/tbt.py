@@ -36,3 +36,15 @@ def harm_seconds(engine: EngineBelief, prompt_tokens: int, now: float, *, alone:
     )
     overrun = sum(count * max(0.0, seconds - deadline) for deadline, count in engine.deadlines.items())
     return overrun * ceil(prompt_tokens / engine.prefill_budget)
+
+
+def slack_seconds(engine: EngineBelief) -> float | None:
+    """By how much the step under way, as predicted, keeps the tightest deadline in flight (eq. 8); may be negative.
+
+    ``None`` while there is no deadline.
+    """
+    strictest = engine.strictest_tbt_seconds
+    if strictest is None:
+        return None
+    under_way = engine.forecast(0.0).loads[0]  # what is in it does not depend on the time
+    return strictest - engine.model.predict(under_way) - engine.model.error_p95_seconds

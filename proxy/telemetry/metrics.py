@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from proxy import __version__
 from proxy.core.request import Outcome
 from proxy.core.stepmodel import StepCoefficients
+from proxy.core.tbt import slack_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -164,9 +165,12 @@ class Metrics:
         def gauge(name: str, description: str, read: Callable[[], float], unit: str = "") -> None:
             meter.create_observable_gauge(name, [lambda _: [Observation(read())]], unit=unit, description=description)
 
-        def engine_gauge(name: str, description: str, read: Callable[[EngineBelief], float], unit: str = "") -> None:
+        def engine_gauge(
+            name: str, description: str, read: Callable[[EngineBelief], float | None], unit: str = ""
+        ) -> None:
             def observe(_: CallbackOptions) -> Iterator[Observation]:
-                return (Observation(read(engine), {"engine": engine.id}) for engine in scheduler.engines)
+                found = ((engine.id, read(engine)) for engine in scheduler.engines)
+                return (Observation(value, {"engine": name}) for name, value in found if value is not None)
 
             meter.create_observable_gauge(name, [observe], unit=unit, description=description)
 
@@ -181,6 +185,7 @@ class Metrics:
         engine_gauge("slai.engine.kv.capacity.tokens", "KV cache; 0 unknown", lambda e: e.limits.kv_tokens or 0)
         engine_gauge("slai.engine.step.duration", "Usual engine step, as we see it", lambda e: e.step_seconds, "s")
         engine_gauge("slai.engine.feedback.duration", "From release to a step", attrgetter("delay.seconds"), "s")
+        engine_gauge("slai.engine.tbt.slack", "Strictest TBT deadline less step and p95 error", slack_seconds, "s")
         engine_gauge("slai.engine.steps.ahead", "Steps that it composes in advance", attrgetter("delay.steps"))
         engine_gauge("slai.engine.step.model.steps", "Steps that the step model was fitted to", lambda e: e.model.steps)
         engine_gauge("slai.engine.step.model.trusted", "1 once the step model is used", lambda e: e.model.trusted)

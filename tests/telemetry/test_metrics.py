@@ -160,6 +160,11 @@ def test_gauges_show_the_scheduler_at_the_time_of_the_scrape(scheduler: Schedule
     assert found["slai_engine_step_duration_seconds"][engine] > 0
     assert found["slai_engine_feedback_duration_seconds"] == {engine: 0.005}
     assert found["slai_engine_steps_ahead"] == {engine: 0}
+    assert found["slai_engine_tbt_slack_seconds"][engine] < 0.5
+
+
+def test_without_a_deadline_in_flight_there_is_no_slack(metrics: Metrics) -> None:
+    assert "slai_engine_tbt_slack_seconds" not in read(metrics)
 
 
 def test_the_step_model_is_shown(scheduler: Scheduler, metrics: Metrics) -> None:
