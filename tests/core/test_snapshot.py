@@ -7,7 +7,10 @@ import pytest
 from builders import ONE_STEP, make_request, make_scheduler
 from playbook import Play
 
+from proxy.core.rad import RadConfig
+from proxy.core.request import STRICT
 from proxy.core.snapshot import WaitView, shut_gates, view_state, view_waiting
+from proxy.core.stepmodel import StepLoad
 from proxy.core.tiles import TileConfig
 
 
@@ -88,6 +91,25 @@ class TestReasons:
         play.arrive("a", model="m")
         play.arrive("b", model="m")
         assert reasons(play, "b").keys() == {"e0"}
+
+    def test_throughput_mode(self) -> None:
+        play = Play(max_num_seqs=1, rad=RadConfig())
+        play.arrive("a")
+        play.tokens("a", at=0.1)
+        play.arrive("b")
+        assert reasons(play, "b") == {"e0": ["slots", "throughput mode"]}
+
+    def test_deadlines_of_streams_in_flight(self) -> None:
+        play = Play(gate=replace(ONE_STEP, keep_tbt=True))
+        for number in range(400):
+            play.engine().model.observe(
+                StepLoad(500 * (number % 2), 1, 100, 0.0, number % 2), 0.02 + 0.2 * (number % 2)
+            )
+        play.arrive("a", 10, request_class=STRICT)
+        play.tokens("a", at=0.1)
+        assert (view_state(play.scheduler, 0.1).engines[0].slack_seconds or 0) == pytest.approx(0.08, abs=0.01)
+        shut = shut_gates(play.engine(), make_request("b", 500), play.scheduler.config, 0.1)
+        assert [reason.partition(":")[0] for reason in shut] == ["TBT"]
 
     def test_tiles(self) -> None:
         play = Play(token_budget=2048, caches_prefixes=True, tiles=TileConfig())
