@@ -14,6 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from proxy.core.engine import CacheConfig, EngineLimits
 from proxy.core.events import DrainStarted
+from proxy.core.promptsize import PromptSizes
 from proxy.core.request import RejectReason
 from proxy.core.scheduler import Scheduler
 from proxy.server.answers import STARTED, error_response
@@ -82,7 +83,8 @@ def create_app(
         classes = settings.request_classes()
         driver = Driver(Scheduler(settings.scheduler_config()), asyncio.get_running_loop())
         client = EngineClient(Timeouts(settings.connect_timeout_seconds, settings.idle_timeout_seconds))
-        metrics = Metrics(driver.scheduler, classes)
+        sizes = PromptSizes()
+        metrics = Metrics(driver.scheduler, classes, sizes)
         prober = Prober(
             settings.engines,
             limits or settings.engine_limits,
@@ -91,7 +93,14 @@ def create_app(
         )
         app[PROXY] = Proxy(settings, driver, client, metrics, tracing, prober)
         app[_GENERATOR] = Generator(
-            driver, client, metrics, tracing, classes, classes[settings.default_class], driver.scheduler.config.tiles
+            driver,
+            client,
+            metrics,
+            tracing,
+            sizes,
+            classes,
+            classes[settings.default_class],
+            driver.scheduler.config.tiles,
         )
         app[_PASS_THROUGH] = PassThrough(driver.scheduler, client)
         # Before the first request: who is there? An engine that is down now costs no more than its refusal.
