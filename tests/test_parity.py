@@ -58,9 +58,11 @@ class Engine:
         self._streams: dict[str, asyncio.Queue[Produced]] = {}
         self._busy = False
 
-    def send(self, sequence_id: str, prompt_tokens: int, output_tokens: int, content: str) -> asyncio.Queue[Produced]:
+    def send(
+        self, sequence_id: str, prompt_tokens: int, output_tokens: int, content: str, common: int = 0
+    ) -> asyncio.Queue[Produced]:
         stream = self._streams[sequence_id] = asyncio.Queue()
-        sequence = sequence_id, prompt_tokens, output_tokens, content
+        sequence = sequence_id, prompt_tokens, output_tokens, content, common
         self._loop.call_at(in_microseconds(self._network_seconds), self._receive, *sequence)
         return stream
 
@@ -108,8 +110,9 @@ async def serve(
     try:
         action = await ticket
         if isinstance(action, Dispatch):
-            sequence = request_id, request.prompt_tokens, request.output_tokens, request_id
-            stream = engines[action.engine_id].send(*sequence)
+            sizes = request.prompt_tokens, request.output_tokens
+            content = request.prefix or request_id
+            stream = engines[action.engine_id].send(request_id, *sizes, content, request.prefix_tokens)
             finished = False
             while not finished:
                 _, finished = await stream.get()

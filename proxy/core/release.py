@@ -20,7 +20,7 @@ def next_whole(ledger: Ledger, config: SchedulerConfig, now: float) -> Dispatch 
     reserved: set[str] = set()
     heads = [queue.head(now) for _, queue in ledger.backlog.queues()]
     for waiting in sorted(heads, key=lambda w: (urgency(w, config, now), w.number)):
-        engine = soonest(ledger.engines.values(), waiting.request, config.gate, now, reserved)
+        engine = soonest(ledger.engines.values(), waiting.request, config.gate, now, ledger.prefixes, reserved=reserved)
         if engine is not None:
             ledger.dispatch(waiting, engine, now)
             return Dispatch(waiting.request.id, engine.id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from proxy.telemetry.tracing import Tracing, otlp_exporter
 from proxy.upstream.client import EngineClient, Timeouts
 from proxy.upstream.probe import Prober
 from proxy.wire.errors import LocalFailure, answer
+from proxy.wire.fingerprint import Fingerprinter
 
 if TYPE_CHECKING:
     from proxy.config import Settings
@@ -98,6 +100,7 @@ def create_app(
             metrics,
             tracing,
             sizes,
+            Fingerprinter(secrets.token_bytes(32)),
             classes,
             classes[settings.default_class],
             driver.scheduler.config.tiles,

@@ -18,6 +18,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy.core.actions import Dispatch, Reject
+from proxy.core.prefix import NO_BLOCKS
 from proxy.core.request import Outcome, Request, RequestClass
 from proxy.server.answers import error_response, start
 from proxy.server.meter import StreamMeter
@@ -32,11 +33,13 @@ from proxy.wire.prompt import plan_slices
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from proxy.core.prefix import PromptBlocks
     from proxy.core.promptsize import PromptSize, PromptSizes
     from proxy.core.tiles import TileConfig
     from proxy.server.driver import Driver, Ticket
     from proxy.telemetry.metrics import Metrics
     from proxy.telemetry.tracing import Tracing
+    from proxy.wire.fingerprint import Fingerprinter
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +63,7 @@ class Generator:
     metrics: Metrics
     tracing: Tracing
     sizes: PromptSizes
+    fingerprinter: Fingerprinter
     classes: Mapping[str, RequestClass]
     default_class: RequestClass
     tiles: TileConfig | None = None
@@ -108,7 +112,7 @@ class Generator:
             raise
         finally:
             whole = None if report.stream else report.completion_tokens
-            self.driver.end(report.request_id, whole)
+            self.driver.end(report.request_id, whole, report.cached_tokens)
             report.ended_at = self.driver.now()
             self.metrics.record(report)
             self.tracing.end(span, report, report.ended_at, time.time_ns())
@@ -131,6 +135,7 @@ class Generator:
             sliceable=slicer is not None and slicer.plan.ids is not None,
             streamed=report.stream,
             size_bytes=len(body),
+            blocks=self._blocks(report, body),
         )
         ticket = self.driver.submit(core_request, report.arrived_at, slicer.send if slicer else None)
         try:
@@ -144,6 +149,11 @@ class Generator:
                 slicer.cancel()
             if report.prompt_tokens_told is not None and report.outcome is Outcome.COMPLETED:
                 self.sizes.learn(report.model, prompt, report.prompt_tokens_told)
+
+    def _blocks(self, report: RequestReport, body: bytes) -> PromptBlocks:
+        if not any(engine.limits.caches_prefixes for engine in self.driver.scheduler.engines):
+            return NO_BLOCKS
+        return self.fingerprinter.blocks(body, report.prompt_tokens, chat=report.operation == "chat")
 
     def _slicer(self, report: RequestReport, forwarded: CIMultiDict[str], body: bytes) -> Slicer | None:
         """Prepare to slice the prompt, if it is long enough to be worth it and can be cut at all."""

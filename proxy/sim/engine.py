@@ -52,6 +52,7 @@ class _Sequence:
         "alive",
         "blocks",
         "cached",
+        "common",
         "computed",
         "content",
         "decoding",
@@ -63,9 +64,12 @@ class _Sequence:
         "token",
     )
 
-    def __init__(self, sequence_id: str, prompt_tokens: int, output_tokens: int, content: str | None) -> None:
+    def __init__(
+        self, sequence_id: str, prompt_tokens: int, output_tokens: int, content: str | None, common: int
+    ) -> None:
         self.id = sequence_id
         self.content = content
+        self.common = min(common, prompt_tokens) or prompt_tokens  # tokens that are its content's
         self.prompt_tokens = prompt_tokens
         self.from_cache = 0  # blocks that only the prefix cache held before its admission
         self.cached = 0  # tokens found in the prefix cache at its admission
@@ -116,8 +120,13 @@ class SimulatedEngine:
         """Tokens in allocated blocks; a block counts whole."""
         return (self.config.blocks - self._free_blocks) * self.config.block_size
 
-    def add(self, sequence_id: str, prompt_tokens: int, output_tokens: int, content: str | None = None) -> None:
+    def add(
+        self, sequence_id: str, prompt_tokens: int, output_tokens: int, content: str | None = None, common: int = 0
+    ) -> None:
         """Queue a prompt. Prompts of the same ``content`` begin with the same tokens: one finds the other's blocks.
+
+        Only the first ``common`` tokens are the content's, if that is given; then it also finds those that a running
+        sequence holds.
 
         Raises:
             ValueError: the id is in use, a length is below one, or the whole sequence can never fit the KV cache.
@@ -128,7 +137,7 @@ class SimulatedEngine:
             raise ValueError("a prompt and an output have at least one token")
         if prompt_tokens + output_tokens > self.config.blocks * self.config.block_size:
             raise ValueError(f"{prompt_tokens + output_tokens} tokens never fit into {self.config.profile.kv_tokens}")
-        sequence = _Sequence(sequence_id, prompt_tokens, output_tokens, content)
+        sequence = _Sequence(sequence_id, prompt_tokens, output_tokens, content, common)
         self._sequences[sequence_id] = sequence
         self._waiting.append(sequence)
 
@@ -275,7 +284,7 @@ class SimulatedEngine:
         if sequence.content is None:
             return
         block_size = self.config.block_size
-        most = (sequence.known - 1) // block_size
+        most = min(sequence.known - 1, sequence.common) // block_size
         held = self._cache.pop(sequence.content, 0)
         self._cached_blocks -= held
         if held > most:  # the rest stays cached
@@ -284,8 +293,11 @@ class SimulatedEngine:
         used = min(held, most)
         # Blocks can be found as soon as the sequence that fills them is scheduled. They are shared then; counting them
         # for both is on the safe side.
-        running = self._filling.get(sequence.content)
-        shared = min(most, running // block_size) if running is not None else 0
+        running = self._filling.get(sequence.content, 0)
+        if sequence.common < sequence.prompt_tokens:
+            same = (s.computed for s in self._running.values() if s.content == sequence.content)
+            running = max(running, *same)
+        shared = min(most, running // block_size)
         sequence.from_cache = used
         sequence.blocks = max(used, shared)
         sequence.computed = sequence.cached = sequence.blocks * block_size
@@ -299,7 +311,7 @@ class SimulatedEngine:
         block_size = self.config.block_size
         rest = self._cache.pop(sequence.content, 0)  # cached beyond what the sequence took from the cache
         self._cached_blocks -= rest
-        full = min(sequence.computed, sequence.prompt_tokens) // block_size
+        full = min(sequence.computed, sequence.common) // block_size
         full = min(max(full, sequence.from_cache + rest), self._free_blocks - self._cached_blocks)
         if full > 0:
             self._cache[sequence.content] = full

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
+from hashlib import sha256
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from proxy.core.actions import Action, Dispatch, Reject, Slice
 from proxy.core.admission import admits
 from proxy.core.engine import EngineLimits
 from proxy.core.events import Arrived, Ended, EngineUp, Event, SliceEnded
+from proxy.core.prefix import NO_BLOCKS, PromptBlocks
 from proxy.core.request import Request
 from proxy.core.scheduler import Scheduler
 from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
@@ -121,23 +123,26 @@ class _Engine:
         self._busy = False
         self._received_us: dict[str, int] = {}  # of prompts that no step has worked on yet
         self._async_scheduling = config.async_scheduling
-        self._too_late: list[tuple[str, int, int, str | None]] = []  # came after the next step was composed
+        self._too_late: list[tuple[Any, ...]] = []  # came after the next step was composed
 
-    def send(self, request_id: str, prompt_tokens: int, output_tokens: int, content: str | None = None) -> None:
-        self._clock.at(
-            self._clock.now_us + self._network_us, self._receive, request_id, prompt_tokens, output_tokens, content
-        )
+    def send(
+        self, request_id: str, prompt_tokens: int, output_tokens: int, content: str | None = None, common: int = 0
+    ) -> None:
+        sequence = request_id, prompt_tokens, output_tokens, content, common
+        self._clock.at(self._clock.now_us + self._network_us, self._receive, *sequence)
 
-    def _receive(self, request_id: str, prompt_tokens: int, output_tokens: int, content: str | None) -> None:
-        self._received_us[request_id] = self._clock.now_us
+    def _receive(self, *prompt: Any) -> None:
+        self._received_us[prompt[0]] = self._clock.now_us
         if self._async_scheduling and self._busy:
-            self._too_late.append((request_id, prompt_tokens, output_tokens, content))
+            self._too_late.append(prompt)
         else:
-            self._add(request_id, prompt_tokens, output_tokens, content)
+            self._add(*prompt)
 
-    def _add(self, request_id: str, prompt_tokens: int, output_tokens: int, content: str | None) -> None:
+    def _add(
+        self, request_id: str, prompt_tokens: int, output_tokens: int, content: str | None, common: int
+    ) -> None:
         try:
-            self.model.add(request_id, prompt_tokens, output_tokens, content)
+            self.model.add(request_id, prompt_tokens, output_tokens, content, common)
         except ValueError:  # longer than the KV cache, as vLLM's 400
             del self._received_us[request_id]
             self._clock.at(self._clock.now_us + self._network_us, self._refuse, request_id)
@@ -204,7 +209,8 @@ class _Run:
         self.records[request_id].sent_at = self.clock.now
         if self._scheduler is None:
             turn = list(self.engines.values())[request.index % len(self.engines)]
-            turn.send(request_id, request.prompt_tokens, request.output_tokens)
+            content = request.prefix or None
+            turn.send(request_id, request.prompt_tokens, request.output_tokens, content, request.prefix_tokens)
         else:
             self._waiting[request_id] = self.records[request_id]
             self._feed(Arrived(as_core_request(request)))
@@ -263,7 +269,9 @@ class _Run:
                 case Dispatch(request_id, engine_id):
                     del self._waiting[request_id]
                     request = self.records[request_id].request
-                    self.engines[engine_id].send(request_id, request.prompt_tokens, request.output_tokens, request_id)
+                    content = request.prefix or request_id
+                    sizes = request.prompt_tokens, request.output_tokens
+                    self.engines[engine_id].send(request_id, *sizes, content, request.prefix_tokens)
                 case Slice(request_id, engine_id, tokens, _, _):
                     self._slices[action.slice_id] = action
                     self.engines[engine_id].send(action.slice_id, tokens, 1, request_id)
@@ -299,8 +307,24 @@ def as_core_request(request: ScheduledRequest) -> Request:
         request.prompt_tokens,
         max_tokens=request.output_tokens,
         request_class=request.request_class,
-        sliceable=True,
+        sliceable=not request.prefix,  # the simulated cache knows one content of a prompt: its own or its prefix
+        blocks=blocks_of(request),
     )
+
+
+_BLOCK_TOKENS = 128
+
+
+@lru_cache(maxsize=4096)
+def _prefix_blocks(prefix: str, tokens: int) -> PromptBlocks:
+    count = tokens // _BLOCK_TOKENS
+    hashes = (int.from_bytes(sha256(f"{prefix} {i}".encode()).digest()[:8]) for i in range(count))
+    return PromptBlocks(tuple(hashes), tuple(_BLOCK_TOKENS * (i + 1) for i in range(count)))
+
+
+def blocks_of(request: ScheduledRequest) -> PromptBlocks:
+    """The hashes of what a prompt has in common with others, as the proxy would have them from its bytes."""
+    return _prefix_blocks(request.prefix, request.prefix_tokens) if request.prefix else NO_BLOCKS
 
 
 def simulate(

@@ -179,6 +179,13 @@ class Metrics:
         engine_gauge("slai.engine.backlog.tokens", "Released prompt tokens not worked on yet", lambda e: e.backlog)
         engine_gauge("slai.engine.kv.tokens", "KV cache in use, as we count it", lambda e: e.kv_tokens)
         engine_gauge("slai.engine.kv.capacity.tokens", "KV cache; 0 unknown", lambda e: e.limits.kv_tokens or 0)
+        prefixes = scheduler.prefixes
+        engine_gauge(
+            "slai.engine.prefix.tokens", "Prompt tokens believed cached by it", lambda e: prefixes.index(e.id).tokens
+        )
+        engine_gauge(
+            "slai.engine.prefix.trust", "Share of them that it finds, 1 unheard", lambda e: prefixes.index(e.id).trust
+        )
         engine_gauge("slai.engine.step.duration", "Usual engine step, as we see it", lambda e: e.step_seconds, "s")
 
     def _declare_size_gauges(self, meter: Any, sizes: PromptSizes) -> None:

@@ -340,7 +340,9 @@ class WatchedEngine(SimulatedEngine):
         self.added = asyncio.Event()
         self.aborted = asyncio.Event()
 
-    def add(self, sequence_id: str, prompt_tokens: int, output_tokens: int, content: str | None = None) -> None:
+    def add(
+        self, sequence_id: str, prompt_tokens: int, output_tokens: int, content: str | None = None, common: int = 0
+    ) -> None:
         super().add(sequence_id, prompt_tokens, output_tokens)
         self.added.set()
 
