@@ -38,9 +38,14 @@ SITUATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def workload(seed: int, engines: int) -> list[ScheduledRequest]:
+def workload(seed: int, engines: int, *, common: bool = False) -> list[ScheduledRequest]:
     drawn = draw_workload(TRACE, rate=3.2 * engines, requests=150, seed=seed)
-    return [replace(r, output_tokens=max(1, r.output_tokens // OUTPUT_SHARE)) for r in drawn]
+    shorter = [replace(r, output_tokens=max(1, r.output_tokens // OUTPUT_SHARE)) for r in drawn]
+    # Of every four, three begin like others of their kind, some of them with all that they have.
+    return [
+        replace(r, prefix=f"kind {r.content_seed % 9}", prefix_tokens=1500) if common and r.index % 4 else r
+        for r in shorter
+    ]
 
 
 def in_microseconds(seconds: float) -> float:
@@ -191,13 +196,19 @@ def test_the_situations_are_what_they_are_called() -> None:
     assert {"slice engine-0", "slice engine-1"} <= decisions["tiles"]
 
 
-@pytest.mark.parametrize("seed", [*range(20), 27, 197])  # the last two: their queues empty in between
-def test_simulator_and_live_driver_decide_alike(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "common"),
+    [
+        *((seed, False) for seed in (*range(20), 27, 197)),  # the last two: their queues empty in between
+        *((seed, True) for seed in range(10)),
+    ],
+)
+def test_simulator_and_live_driver_decide_alike(seed: int, common: bool) -> None:
     engines = 1 + seed % 2
     situation = list(SITUATIONS.values())[seed // 2 % len(SITUATIONS)]
     config = SimulationConfig(EngineConfig(PROFILES["rtx6000ada"]), engines)
     scheduler_config = SchedulerConfig(**situation)
-    requests = workload(seed, engines)
+    requests = workload(seed, engines, common=common)
     expected = simulated(requests, config, scheduler_config)
     found = run_in_virtual_time(live(requests, config, scheduler_config))
     first = next((pair for pair in zip(expected, found, strict=False) if pair[0] != pair[1]), None)
