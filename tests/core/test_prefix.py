@@ -14,6 +14,8 @@ from playbook import Play
 from proxy.core.engine import EngineBelief
 from proxy.core.ordering import first_come_first_served
 from proxy.core.prefix import NO_BLOCKS, Prefixes, PrefixIndex, PromptBlocks
+from proxy.core.request import STRICT
+from proxy.core.tiles import TileConfig
 
 texts = st.text("ab", max_size=8)
 
@@ -282,3 +284,19 @@ def test_backlog_and_kv_cache_come_to_nothing_in_the_end() -> None:
     for number in range(4):
         stage.end(str(number))
     assert (stage.engine().backlog, stage.engine().kv_tokens, stage.engine().outstanding) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("blocks", "first"), [(make_blocks("a" * 40), "again"), (NO_BLOCKS, "half")])
+def test_tiles_are_taken_in_the_order_of_what_is_not_cached(blocks: PromptBlocks, first: str) -> None:
+    stage = play(1, tiles=TileConfig())
+    stage.arrive("seen", 4100, blocks=make_blocks("a" * 40))
+    stage.end("seen", at=1.0)
+    stage.arrive("stream", 10, request_class=STRICT, at=1.1)
+    stage.tokens("stream", at=1.2)
+    (begun,) = stage.arrive("half", 3000, sliceable=True, at=1.21)
+    assert begun.startswith("slice half e0")
+    assert stage.arrive("again", 4100, blocks=blocks, sliceable=True, at=1.22) == []
+    after = stage.slice_ended("half", int(begun.split()[-1]), at=1.3)
+    for step in range(3):
+        after += stage.tokens("stream", at=1.31 + step / 10)
+    assert after[0].split()[1] == first

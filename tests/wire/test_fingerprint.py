@@ -82,7 +82,7 @@ def test_what_else_decides_on_the_cached_tokens_is_part_of_it(fields: dict[str, 
 
 
 def test_fields_do_not_run_into_each_other() -> None:
-    assert shared(chat(TEXT, cache_salt="a", tools="b"), chat(TEXT, cache_salt="ab", tools="")) == 0
+    assert shared(chat(TEXT, cache_salt=1, tools=23), chat(TEXT, cache_salt=12, tools=3)) == 0
     assert shared(completion(TEXT), FINGERPRINTER.blocks(chat_body(TEXT), 2000, chat=True)) == 0
 
 
