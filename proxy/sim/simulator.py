@@ -138,9 +138,7 @@ class _Engine:
         else:
             self._add(*prompt)
 
-    def _add(
-        self, request_id: str, prompt_tokens: int, output_tokens: int, content: str | None, common: int
-    ) -> None:
+    def _add(self, request_id: str, prompt_tokens: int, output_tokens: int, content: str | None, common: int) -> None:
         try:
             self.model.add(request_id, prompt_tokens, output_tokens, content, common)
         except ValueError:  # longer than the KV cache, as vLLM's 400
