@@ -40,9 +40,14 @@ SITUATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def workload(seed: int, engines: int) -> list[ScheduledRequest]:
+def workload(seed: int, engines: int, *, common: bool = False) -> list[ScheduledRequest]:
     drawn = draw_workload(TRACE, rate=3.2 * engines, requests=150, seed=seed)
-    return [replace(r, output_tokens=max(1, r.output_tokens // OUTPUT_SHARE)) for r in drawn]
+    shorter = [replace(r, output_tokens=max(1, r.output_tokens // OUTPUT_SHARE)) for r in drawn]
+    # Of every four, three begin like others of their kind, some of them with all that they have.
+    return [
+        replace(r, prefix=f"kind {r.content_seed % 9}", prefix_tokens=1500) if common and r.index % 4 else r
+        for r in shorter
+    ]
 
 
 def in_microseconds(seconds: float) -> float:
@@ -60,14 +65,16 @@ class Engine:
         self._streams: dict[str, asyncio.Queue[Produced]] = {}
         self._busy = False
 
-    def send(self, sequence_id: str, prompt_tokens: int, output_tokens: int, content: str) -> asyncio.Queue[Produced]:
+    def send(
+        self, sequence_id: str, prompt_tokens: int, output_tokens: int, content: str, common: int = 0
+    ) -> asyncio.Queue[Produced]:
         stream = self._streams[sequence_id] = asyncio.Queue()
         sequence = sequence_id, prompt_tokens, output_tokens, content
-        self._loop.call_at(in_microseconds(self._network_seconds), self._receive, *sequence)
+        self._loop.call_at(in_microseconds(self._network_seconds), self._receive, sequence, common)
         return stream
 
-    def _receive(self, *sequence: Any) -> None:
-        self._model.add(*sequence)
+    def _receive(self, sequence: tuple[str, int, int, str], common: int) -> None:
+        self._model.add(*sequence, common=common)
         if not self._busy:
             self._step()
 
@@ -110,8 +117,9 @@ async def serve(
     try:
         action = await ticket
         if isinstance(action, Dispatch):
-            sequence = request_id, request.prompt_tokens, request.output_tokens, request_id
-            stream = engines[action.engine_id].send(*sequence)
+            sizes = request.prompt_tokens, request.output_tokens
+            content = request.prefix or request_id
+            stream = engines[action.engine_id].send(request_id, *sizes, content, request.prefix_tokens)
             finished = False
             while not finished:
                 _, finished = await stream.get()
@@ -190,16 +198,17 @@ def test_the_situations_are_what_they_are_called() -> None:
     assert {"slice engine-0", "slice engine-1"} <= decisions["tiles"]
 
 
-CASES = [(seed, list(SITUATIONS)[seed // 2 % len(SITUATIONS)]) for seed in range(24)]
-CASES += [(27, "tiles"), (197, "tiles")]  # their queues empty in between
+CASES = [(seed, list(SITUATIONS)[seed // 2 % len(SITUATIONS)], False) for seed in range(24)]
+CASES += [(27, "tiles", False), (197, "tiles", False)]  # their queues empty in between
+CASES += [(seed, list(SITUATIONS)[seed // 2 % len(SITUATIONS)], True) for seed in range(12)]
 
 
-@pytest.mark.parametrize(("seed", "situation"), CASES)
-def test_simulator_and_live_driver_decide_alike(seed: int, situation: str) -> None:
+@pytest.mark.parametrize(("seed", "situation", "common"), CASES)
+def test_simulator_and_live_driver_decide_alike(seed: int, situation: str, common: bool) -> None:
     engines = 1 + seed % 2
     config = SimulationConfig(EngineConfig(PROFILES["rtx6000ada"]), engines)
     scheduler_config = SchedulerConfig(**SITUATIONS[situation])
-    requests = workload(seed, engines)
+    requests = workload(seed, engines, common=common)
     expected = simulated(requests, config, scheduler_config)
     found = run_in_virtual_time(live(requests, config, scheduler_config))
     first = next((pair for pair in zip(expected, found, strict=False) if pair[0] != pair[1]), None)

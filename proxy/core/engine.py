@@ -191,10 +191,17 @@ class EngineBelief:
         tbt_seconds: float | None = None,
         *,
         streamed: bool = True,
+        cached_tokens: int = 0,
     ) -> None:
-        """Note that a prompt is sent to it, whole or after slices of it."""
+        """Note that a prompt is sent to it, whole or after slices of it.
+
+        ``cached_tokens`` of it are no work, but take room: cached blocks that nobody uses are free memory, and this
+        takes them out of it. Those that a running sequence uses too are counted twice, which is on the safe side.
+        """
         held = self._held.pop(request_id, 0)
-        self._add_prefill(request_id, prompt_tokens - held, prompt_tokens, now, tbt_seconds, streamed=streamed)
+        cached = max(0, cached_tokens - held)
+        self._add_prefill(request_id, prompt_tokens - held - cached, prompt_tokens, now, tbt_seconds, streamed=streamed)
+        self.kv_tokens += cached
         if tbt_seconds is not None:
             self._deadlines[tbt_seconds] += 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from proxy.core.prefix import Prefixes
 from proxy.core.queue import Backlog
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from proxy.core.engine import EngineBelief
     from proxy.core.queue import Servers, Waiting
     from proxy.core.rad import ModeSwitch
+    from proxy.core.request import Request
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class Ledger:
         """All slices ever sent."""
         self.modes = modes
         """Which engines are full, in throughput mode."""
+        self.prefixes = Prefixes()
 
     def __repr__(self) -> str:
         return f"<Ledger {len(self.entries)} requests, {len(self.backlog)} waiting, {len(self.engines)} engines>"
@@ -62,6 +65,10 @@ class Ledger:
     def any_up(self, servers: Servers) -> bool:
         return any(self.engines[engine_id].up for engine_id in servers)
 
+    def uncached_tokens(self, request: Request) -> int:
+        """Prompt tokens that the engine with most of them cached would have to work on; at least 1."""
+        return self.prefixes.uncached_tokens(request, self.engines.values())
+
     def wait(self, waiting: Waiting) -> None:
         """Put a request into the queue of those engines that serve it."""
         self.backlog.push(waiting, self.servers(waiting.request.model))
@@ -76,5 +83,11 @@ class Ledger:
         else:
             self.backlog.remove(waiting)
         entry.engine = engine
-        tbt_seconds = request.request_class.tbt_seconds
-        engine.release(request.id, request.prompt_tokens, now, tbt_seconds, streamed=request.streamed)
+        engine.release(
+            request.id,
+            request.prompt_tokens,
+            now,
+            request.request_class.tbt_seconds,
+            streamed=request.streamed,
+            cached_tokens=self.prefixes.release(request, engine),
+        )

@@ -20,8 +20,15 @@ def next_whole(ledger: Ledger, config: SchedulerConfig, now: float) -> Dispatch 
     reserved: set[str] = set()
     heads = [queue.head(now) for _, queue in ledger.backlog.queues()]
     for waiting in sorted(heads, key=lambda w: (urgency(w, config, now), w.number)):
-        engines = ledger.engines_for(waiting.arrived_at, now)
-        engine = soonest(engines, waiting.request, config.gate, waiting.arrived_at, now, reserved)
+        engine = soonest(
+            ledger.engines_for(waiting.arrived_at, now),
+            waiting.request,
+            config.gate,
+            now,
+            ledger.prefixes,
+            arrived_at=waiting.arrived_at,
+            reserved=reserved,
+        )
         if engine is not None:
             ledger.dispatch(waiting, engine, now)
             return Dispatch(waiting.request.id, engine.id)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from proxy.core.prefix import NO_BLOCKS, PromptBlocks
+
 
 @dataclass(frozen=True, slots=True)
 class RequestClass:
@@ -44,6 +46,8 @@ class Request:
     """Length of the body, which somebody holds in memory while the request waits."""
     streamed: bool = True
     """Whether its tokens are seen as they come; an answer in one piece shows none until its end."""
+    blocks: PromptBlocks = NO_BLOCKS
+    """By which the engines that have the prompt's beginning in their cache are found."""
 
 
 class Outcome(StrEnum):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from proxy.core.actions import Action, Reject
 from proxy.core.config import SchedulerConfig
@@ -33,6 +33,9 @@ from proxy.core.rad import ModeSwitch
 from proxy.core.release import next_whole
 from proxy.core.request import RejectReason, Request
 from proxy.core.slicing import next_tile, on_slice_end, unslice
+
+if TYPE_CHECKING:
+    from proxy.core.prefix import Prefixes
 
 
 class Scheduler:
@@ -70,6 +73,11 @@ class Scheduler:
         """What is believed of each engine, in the order of joining. To look at, not to change."""
         return tuple(self._ledger.engines.values())
 
+    @property
+    def prefixes(self) -> Prefixes:
+        """What is believed of the engines' prefix caches. To look at."""
+        return self._ledger.prefixes
+
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in what happened at ``now`` and return what to do about it, in this order.
 
@@ -82,8 +90,9 @@ class Scheduler:
                 return self.on_tokens(request_id, chunks, now)
             case Arrived(request, arrived_at):
                 refused = self._enqueue(request, now if arrived_at is None else arrived_at, now)
-            case Ended(request_id, tokens):
+            case Ended(request_id, tokens, cached_tokens):
                 self._forget(request_id, now, tokens)
+                self._ledger.prefixes.end(request_id, cached_tokens)
             case NotStarted(request_id, back_off_seconds):
                 refused = self._take_back(request_id, back_off_seconds, now)
             case Tokenized(request_id, prompt_tokens):
@@ -157,7 +166,8 @@ class Scheduler:
         if (reason := self._why_refuse(request, now)) is not None:
             return [Reject(request.id, reason, self._retry_after(reason))]
         self._arrivals += 1
-        key = self.config.ordering(max(1, request.prompt_tokens), arrived_at)
+        # By what is cached now. That may change while it waits, but a key that moves would have to be sorted anew.
+        key = self.config.ordering(self._ledger.uncached_tokens(request), arrived_at)
         waiting = Waiting(request, arrived_at, key, self._arrivals)
         self._ledger.entries[request.id] = Entry(waiting, sliceable=request.sliceable)
         self._ledger.wait(waiting)
@@ -187,6 +197,7 @@ class Scheduler:
             return []
         engine, entry.engine = entry.engine, None
         engine.end(request_id, now)
+        self._ledger.prefixes.take_back(request_id)
         engine.closed_until = max(now + back_off_seconds, engine.closed_until or 0.0)
         self._ledger.wait(entry.waiting)
         if self._draining:
@@ -201,6 +212,7 @@ class Scheduler:
         engine = self._engine(event.engine_id)
         if not engine.up:
             engine.closed_until = None  # whatever it turned away, that was before
+            self._ledger.prefixes.clear(event.engine_id)
         engine.limits, engine.models, engine.up = event.limits, event.models, True
         return self._regroup() if regroup else []
 
@@ -243,7 +255,7 @@ class Scheduler:
             return
         self._ledger.backlog.remove(entry.waiting)
         request = replace(entry.waiting.request, prompt_tokens=prompt_tokens)
-        key = self.config.ordering(max(1, prompt_tokens), entry.waiting.arrived_at)
+        key = self.config.ordering(self._ledger.uncached_tokens(request), entry.waiting.arrived_at)
         entry.waiting = replace(entry.waiting, request=request, key=key)
         entry.sliceable = True
         self._ledger.wait(entry.waiting)
@@ -267,7 +279,7 @@ class Scheduler:
     def _can_start(self, request: Request, now: float) -> bool:
         engines, gate, tiles = self._ledger.engines_for(now, now), self.config.gate, self.config.tiles
         if tiles is None:
-            return soonest(engines, request, gate, now, now) is not None
+            return soonest(engines, request, gate, now, self._ledger.prefixes, arrived_at=now) is not None
         return takes_a_piece(engines, request, tiles, gate, now)
 
     def place_unscheduled(self, model: str) -> str | None:

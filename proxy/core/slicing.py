@@ -33,7 +33,7 @@ def _next_of(
         head = queue.head(now)
         if engine.serves(head.request.model):
             candidates.append(ledger.entries[head.request.id])
-    candidates.sort(key=lambda e: (_remaining_urgency(e, engine, config, now), e.waiting.number))
+    candidates.sort(key=lambda e: (_remaining_urgency(e, engine, ledger, config, now), e.waiting.number))
     for entry in candidates:
         request = entry.waiting.request
         upto = next_piece(engine, request, now, tiles, config.gate, sliceable=entry.sliceable)
@@ -63,10 +63,17 @@ def _slice(ledger: Ledger, entry: Entry, engine: EngineBelief, upto_tokens: int,
     return piece
 
 
-def _remaining_urgency(entry: Entry, engine: EngineBelief, config: SchedulerConfig, now: float) -> tuple[bool, float]:
-    """As ``urgency``, but by what is left of the prompt."""
+def _remaining_urgency(
+    entry: Entry, engine: EngineBelief, ledger: Ledger, config: SchedulerConfig, now: float
+) -> tuple[bool, float]:
+    """As ``urgency``, but by what is left of the prompt.
+
+    Only the order believes in cached prefixes. A tile is sized without them: a wrong belief would break a deadline.
+    """
     waiting = entry.waiting
-    remaining = waiting.request.prompt_tokens - engine.held_tokens(waiting.request.id)
+    request = waiting.request
+    cached = max(engine.held_tokens(request.id), ledger.prefixes.cached_tokens(request, engine))
+    remaining = request.prompt_tokens - cached
     key = config.ordering(max(1, remaining), waiting.arrived_at)
     return urgency(replace(waiting, key=key), config, now)
 

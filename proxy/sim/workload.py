@@ -70,6 +70,9 @@ class ScheduledRequest:
     output_tokens: int
     request_class: RequestClass
     content_seed: int
+    prefix: str = ""
+    """Requests of one prefix have their first ``prefix_tokens`` tokens in common."""
+    prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

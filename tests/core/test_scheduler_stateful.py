@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from builders import make_limits, make_request
+from builders import make_blocks, make_limits, make_request
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -46,6 +46,7 @@ limits = st.builds(
     token_budget=st.sampled_from([1, 64, 512]),
     max_num_seqs=st.sampled_from([1, 2, 8]),
     kv_tokens=st.sampled_from([None, 100, 4000]),
+    caches_prefixes=st.booleans(),
 )
 intervals = st.one_of(st.integers(0, 100_000), st.integers(0, 10_000_000)).map(lambda us: us / 1e6)
 picks = st.integers(0, 1 << 16)
@@ -133,7 +134,9 @@ class AnyEvents(RuleBasedStateMachine):
         for prompt, size, pick, upload in burst:
             number = len(self.shell.live) + len(self.shell.over)
             model = self.models[pick % len(self.models)]
-            request = make_request(f"r{number}", prompt, model=model, size_bytes=size)
+            # Long ones begin alike, which is nothing to engines that cache no prefixes.
+            blocks = make_blocks(("aab", "abb")[pick % 2] * min(50, prompt // 300))
+            request = make_request(f"r{number}", prompt, model=model, size_bytes=size, blocks=blocks)
             came_at = self.now if upload is None else self.now - upload
             self.shell.live[request.id] = Live(request, came_at)
             self.feed(Arrived(request, None if upload is None else came_at))
@@ -228,6 +231,7 @@ class AnyEvents(RuleBasedStateMachine):
             self.end_request(request_id)
         assert (self.scheduler.waiting, self.scheduler.waiting_bytes, self.scheduler.waiting_tokens) == (0, 0, 0)
         assert not self.scheduler._ledger.entries
+        assert not self.scheduler.prefixes._uses
         assert not self.scheduler._ledger.backlog._queues
         assert all((e.outstanding, e.backlog, e.kv_tokens) == (0, 0, 0) for e in self.scheduler.engines)
 

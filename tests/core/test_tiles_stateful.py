@@ -5,7 +5,7 @@ A slice may outlive what it was for: its request, its request's stay at that eng
 
 from dataclasses import dataclass, field
 
-from builders import make_limits, make_request
+from builders import make_blocks, make_limits, make_request
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -137,7 +137,10 @@ class Tiles(RuleBasedStateMachine):
     def arrive(self, burst: list[tuple[int, RequestClass, bool]]) -> None:
         for prompt, request_class, sliceable in burst:
             number = len(self.shell.live) + len(self.shell.over)
-            request = make_request(f"r{number}", prompt, request_class=request_class, sliceable=sliceable)
+            blocks = make_blocks(("aab", "abb")[number % 2] * (prompt // 300))
+            request = make_request(
+                f"r{number}", prompt, request_class=request_class, sliceable=sliceable, blocks=blocks
+            )
             self.shell.live[request.id] = Live(request, sliceable=sliceable)
             self.feed(Arrived(request))
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from proxy.core.engine import EngineBelief
+from proxy.core.prefix import PrefixIndex
 from proxy.core.scheduler import Scheduler
 from proxy.sim.records import RequestRecord
 
@@ -45,13 +46,21 @@ def check_accounts(scheduler: Scheduler) -> None:
     if not waiting and not sliced:
         assert scheduler.next_deadline() is None
     assert scheduler.dispatched == len(engaged) - len(sliced) + sum(len(slices_of(e)) for e in scheduler.engines)
+    assert scheduler.prefixes._uses.keys() <= engaged.keys() - sliced.keys(), "nothing is kept of what is over"
     for engine in scheduler.engines:
         check_engine(engine)
+        check_prefix_index(scheduler.prefixes.index(engine.id))
         at_it = {i for i, e in engaged.items() if e.engine is engine}
         assert at_it - sliced.keys() == {*engine._prefills, *engine._streams} - slices_of(engine)
         assert at_it & sliced.keys() == engine._held.keys()
         for request_id, held in engine._held.items():
             assert 0 < held < engaged[request_id].waiting.request.prompt_tokens
+
+
+def check_prefix_index(index: PrefixIndex) -> None:
+    assert index.tokens == sum(tokens for tokens, _ in index._blocks.values())
+    assert index.tokens <= index.capacity_tokens
+    assert 0 <= index.trust <= 1
 
 
 def slices_of(engine: EngineBelief) -> set[str]:
