@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -82,7 +83,7 @@ def create_app(
         classes = settings.request_classes()
         driver = Driver(Scheduler(settings.scheduler_config()), asyncio.get_running_loop())
         client = EngineClient(Timeouts(settings.connect_timeout_seconds, settings.idle_timeout_seconds))
-        metrics = Metrics(driver.scheduler, classes)
+        metrics = Metrics(driver.scheduler, classes, settings.tenants)
         prober = Prober(
             settings.engines,
             limits or settings.engine_limits,
@@ -91,7 +92,14 @@ def create_app(
         )
         app[PROXY] = Proxy(settings, driver, client, metrics, tracing, prober)
         app[_GENERATOR] = Generator(
-            driver, client, metrics, tracing, classes, classes[settings.default_class], driver.scheduler.config.tiles
+            driver,
+            client,
+            metrics,
+            tracing,
+            classes,
+            classes[settings.default_class],
+            settings.tenant_reader(secrets.token_bytes(32)),
+            driver.scheduler.config.tiles,
         )
         app[_PASS_THROUGH] = PassThrough(driver.scheduler, client)
         # Before the first request: who is there? An engine that is down now costs no more than its refusal.

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from proxy.server.driver import Driver, Ticket
     from proxy.telemetry.metrics import Metrics
     from proxy.telemetry.tracing import Tracing
+    from proxy.wire.tenants import Tenants
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class Generator:
     tracing: Tracing
     classes: Mapping[str, RequestClass]
     default_class: RequestClass
+    tenants: Tenants
     tiles: TileConfig | None = None
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -80,6 +82,7 @@ class Generator:
             body = await request.read()
             view = peek(body, chat=chat)
             report.request_class = wire_headers.request_class(request.headers, self.classes, self.default_class)
+            report.tenant = self.tenants.of(request.headers)
             report.model, report.stream, report.max_tokens = view.model, view.stream, view.max_tokens
             report.prompt_tokens = view.prompt_tokens
             report.times = TokenTimes(report.request_class.tbt_seconds)
@@ -124,6 +127,7 @@ class Generator:
             sliceable=slicer is not None and slicer.plan.ids is not None,
             streamed=report.stream,
             size_bytes=len(body),
+            tenant=report.tenant,
         )
         ticket = self.driver.submit(core_request, report.arrived_at, slicer.send if slicer else None)
         try:

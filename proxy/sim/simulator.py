@@ -336,6 +336,7 @@ def as_core_request(request: ScheduledRequest) -> Request:
         max_tokens=request.output_tokens,
         request_class=request.request_class,
         sliceable=True,
+        tenant=request.tenant,
     )
 
 

@@ -25,7 +25,7 @@ from proxy.core.events import (
 )
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
 from proxy.core.rad import RadConfig
-from proxy.core.request import RejectReason, Request
+from proxy.core.request import RELAXED, RejectReason, Request, RequestClass
 from proxy.core.scheduler import Scheduler
 
 GATE = GateConfig(kv_watermark=0.05, kv_growth_tokens=16)
@@ -47,6 +47,7 @@ limits = st.builds(
     max_num_seqs=st.sampled_from([1, 2, 8]),
     kv_tokens=st.sampled_from([None, 100, 4000]),
 )
+CLASSES = (RELAXED, RELAXED, RequestClass("soon", ttft_seconds=0.5), RequestClass("heavy", weight=4.0))
 intervals = st.one_of(st.integers(0, 100_000), st.integers(0, 10_000_000)).map(lambda us: us / 1e6)
 picks = st.integers(0, 1 << 16)
 Newcomer = tuple[int, int, int, float | None]
@@ -133,7 +134,10 @@ class AnyEvents(RuleBasedStateMachine):
         for prompt, size, pick, upload in burst:
             number = len(self.shell.live) + len(self.shell.over)
             model = self.models[pick % len(self.models)]
-            request = make_request(f"r{number}", prompt, model=model, size_bytes=size)
+            kind, tenant = CLASSES[pick // 5 % len(CLASSES)], ("", "", "a", "b")[pick // 17 % 4]
+            request = make_request(
+                f"r{number}", prompt, model=model, size_bytes=size, request_class=kind, tenant=tenant
+            )
             came_at = self.now if upload is None else self.now - upload
             self.shell.live[request.id] = Live(request, came_at)
             self.feed(Arrived(request, None if upload is None else came_at))

@@ -27,8 +27,9 @@ def make_request(
     request_class: RequestClass = RELAXED,
     sliceable: bool = False,
     size_bytes: int = 0,
+    tenant: str = "",
 ) -> Request:
-    return Request(request_id, prompt_tokens, model, max_tokens, request_class, sliceable, size_bytes)
+    return Request(request_id, prompt_tokens, model, max_tokens, request_class, sliceable, size_bytes, tenant=tenant)
 
 
 def make_limits(
