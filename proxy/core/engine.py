@@ -255,6 +255,10 @@ class EngineBelief:
         self._next_step(steps, now, observed=steps == 1)
         return True
 
+    def context_tokens(self, request_id: str) -> int:
+        """Tokens of a released request so far, prompt and output; 0 while no token of it has come."""
+        return stream.context if (stream := self._streams.get(request_id)) is not None else 0
+
     def end(self, request_id: str, now: float, tokens: int | None = None) -> None:
         """Forget a request, whatever state it is in. ``tokens``: length of an answer that came in one piece."""
         tbt_seconds: float | None = None

@@ -26,9 +26,9 @@ from proxy.core.events import (
     Tokenized,
     TokensProduced,
 )
+from proxy.core.lane import Waiting
 from proxy.core.ledger import Entry, Ledger
 from proxy.core.placement import least_busy, soonest, takes_a_piece
-from proxy.core.queue import Waiting, WaitingQueue
 from proxy.core.rad import ModeSwitch
 from proxy.core.release import next_whole
 from proxy.core.request import RejectReason, Request
@@ -36,6 +36,7 @@ from proxy.core.slicing import next_tile, on_slice_end, unslice
 
 if TYPE_CHECKING:
     from proxy.core.prefix import Prefixes
+    from proxy.core.queue import WaitingQueue
 
 
 class Scheduler:
@@ -44,7 +45,8 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig | None = None) -> None:
         self.config = config or SchedulerConfig()
         rad = self.config.rad
-        self._ledger = Ledger(self.config.max_wait_seconds, None if rad is None else ModeSwitch(rad))
+        modes = None if rad is None else ModeSwitch(rad)
+        self._ledger = Ledger(self.config.max_wait_seconds, modes, self.config.tenant_weights)
         self._arrivals = 0
         self._draining = False
 
@@ -277,7 +279,9 @@ class Scheduler:
         return [self._reject(entry.waiting, RejectReason.DRAINING)] if self._draining else []
 
     def _can_start(self, request: Request, now: float) -> bool:
-        engines, gate, tiles = self._ledger.engines_for(now, now), self.config.gate, self.config.tiles
+        ledger, gate, tiles = self._ledger, self.config.gate, self.config.tiles
+        kept = ledger.kept_from(request, ledger.servers(request.model), gate)
+        engines = [e for e in ledger.engines_for(now, now) if e.id not in kept]
         if tiles is None:
             return soonest(engines, request, gate, now, self._ledger.prefixes, arrived_at=now) is not None
         return takes_a_piece(engines, request, tiles, gate, now)
@@ -318,5 +322,8 @@ class Scheduler:
             entry.engine.drop_slices(request_id)
             del self._ledger.sliced[request_id]
         else:
+            assert entry.bill is not None
+            generated = entry.engine.context_tokens(request_id) - entry.waiting.request.prompt_tokens
+            entry.bill.settle(max(tokens or 0, generated))
             entry.engine.end(request_id, now, tokens)
         del self._ledger.entries[request_id]

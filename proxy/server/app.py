@@ -86,7 +86,7 @@ def create_app(
         driver = Driver(Scheduler(settings.scheduler_config()), asyncio.get_running_loop())
         client = EngineClient(Timeouts(settings.connect_timeout_seconds, settings.idle_timeout_seconds))
         sizes = PromptSizes()
-        metrics = Metrics(driver.scheduler, classes, sizes)
+        metrics = Metrics(driver.scheduler, classes, settings.tenants, sizes)
         prober = Prober(
             settings.engines,
             limits or settings.engine_limits,
@@ -103,6 +103,7 @@ def create_app(
             Fingerprinter(secrets.token_bytes(32)),
             classes,
             classes[settings.default_class],
+            settings.tenant_reader(secrets.token_bytes(32)),
             driver.scheduler.config.tiles,
         )
         app[_PASS_THROUGH] = PassThrough(driver.scheduler, client)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from proxy.telemetry.metrics import Metrics
     from proxy.telemetry.tracing import Tracing
     from proxy.wire.fingerprint import Fingerprinter
+    from proxy.wire.tenants import Tenants
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Generator:
     fingerprinter: Fingerprinter
     classes: Mapping[str, RequestClass]
     default_class: RequestClass
+    tenants: Tenants
     tiles: TileConfig | None = None
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -86,6 +88,7 @@ class Generator:
             body = await request.read()
             view = peek(body, chat=chat)
             report.request_class = wire_headers.request_class(request.headers, self.classes, self.default_class)
+            report.tenant = self.tenants.of(request.headers)
             report.model, report.stream, report.max_tokens = view.model, view.stream, view.max_tokens
             report.prompt_tokens = self.sizes.tokens(view.model, view.prompt)
             report.times = TokenTimes(report.request_class.tbt_seconds)
@@ -136,6 +139,7 @@ class Generator:
             streamed=report.stream,
             size_bytes=len(body),
             blocks=self._blocks(report, body),
+            tenant=report.tenant,
         )
         ticket = self.driver.submit(core_request, report.arrived_at, slicer.send if slicer else None)
         try:

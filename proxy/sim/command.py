@@ -149,7 +149,15 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
         raise TraceError(f"{trace.name}: a request of {longest:,} tokens can never fit the KV cache of {capacity:,}")
     draw_workload(trace, rate=1.0, requests=1, seed=0, classes=classes)  # The classes' shares add up, or it tells.
     return Study(
-        trace, tuple(args.policy), tuple(args.rate), tuple(args.seeds), args.requests, classes, simulation, options
+        trace,
+        tuple(args.policy),
+        tuple(args.rate),
+        tuple(args.seeds),
+        args.requests,
+        classes,
+        simulation,
+        options,
+        args.tenants,
     )
 
 
@@ -175,9 +183,11 @@ def _config(args: argparse.Namespace, study: Study) -> dict[str, Any]:
                 "share": c.share,
                 "ttft_s": c.request_class.ttft_seconds,
                 "tbt_s": c.request_class.tbt_seconds,
+                "weight": c.request_class.weight,
             }
             for c in study.classes
         ],
+        "tenants": study.tenants,
         "profile": args.profile,
         "engines": study.simulation.engines,
         "token_budget": study.simulation.engine.token_budget,

@@ -351,6 +351,7 @@ def as_core_request(request: ScheduledRequest) -> Request:
         request_class=request.request_class,
         sliceable=not request.prefix,  # the simulated cache knows one content of a prompt: its own or its prefix
         blocks=blocks_of(request),
+        tenant=request.tenant,
     )
 
 

@@ -19,7 +19,7 @@ from proxy.sim.simulator import SimulationConfig, simulate
 from proxy.sim.workload import PAPER_CLASSES, ClassShare, ScheduledRequest, Trace, draw_workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from proxy.core.actions import Action
 
@@ -42,6 +42,8 @@ class Study:
     classes: tuple[ClassShare, ...] = PAPER_CLASSES
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
     options: PolicyOptions = field(default_factory=PolicyOptions)
+    tenants: Mapping[str, float] | None = None
+    """Parts of the rate, by tenant."""
 
     def __len__(self) -> int:
         return len(self.policies) * len(self.rates) * len(self.seeds)
@@ -54,7 +56,14 @@ class Study:
         """
         for rate in self.rates:
             for seed in self.seeds:
-                drawn = draw_workload(self.trace, rate=rate, requests=self.requests, seed=seed, classes=self.classes)
+                drawn = draw_workload(
+                    self.trace,
+                    rate=rate,
+                    requests=self.requests,
+                    seed=seed,
+                    classes=self.classes,
+                    tenants=self.tenants,
+                )
                 for policy in self.policies:
                     yield RunTask(policy, rate, seed, drawn, self.simulation, self.options)
 

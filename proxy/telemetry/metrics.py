@@ -55,10 +55,17 @@ class TbtHistogram:
 class Metrics:
     """The proxy's instruments; one per process, made by the application and handed to whoever records."""
 
-    def __init__(self, scheduler: Scheduler, class_names: Iterable[str], sizes: PromptSizes | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        class_names: Iterable[str],
+        tenant_names: Iterable[str] = (),
+        sizes: PromptSizes | None = None,
+    ) -> None:
         self.registry = CollectorRegistry()
         self._scheduler = scheduler
         self._tbt = {name: TbtHistogram() for name in class_names}
+        self._tenant_names = frozenset(tenant_names)
         reader = PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=self.registry)
         self._provider = MeterProvider(
             [reader], resource=Resource.create({"service.name": "slai-proxy", "service.version": __version__})
@@ -93,6 +100,9 @@ class Metrics:
             "slai.slice.prefix.tokens", description="Prompt tokens before a slice, by whether it found them cached"
         )
         self._tokens = meter.create_counter("slai.tokens", description="Prompt and output tokens of ended requests")
+        self._tenant_ttft = histogram("slai.tenant.time_to_first_token", "TTFT by named tenant", _TTFT_EDGES)
+        self._tenant_requests = meter.create_counter("slai.tenant.requests", description="Requests by named tenant")
+        self._tenant_tokens = meter.create_counter("slai.tenant.tokens", description="Tokens by named tenant")
         self._declare_gauges(meter)
         if sizes is not None:
             self._declare_size_gauges(meter, sizes)
@@ -112,6 +122,8 @@ class Metrics:
         kind = {"class": name}
         outcome = report.outcome or Outcome.ENGINE_FAILED
         self._requests.add(1, {**kind, "outcome": outcome.value})
+        tenant = {"tenant": report.tenant if report.tenant in self._tenant_names else OTHER}
+        self._tenant_requests.add(1, {**tenant, "outcome": outcome.value})
         if report.reason is not None:
             self._reasons.add(1, {"reason": report.reason})
         if report.queue_seconds is not None:
@@ -132,8 +144,11 @@ class Metrics:
         self._duration.record(report.ended_at - report.arrived_at, labels)
         self._tokens.add(report.prompt_tokens, {"direction": "input", **kind})
         self._tokens.add(report.completion_tokens or times.chunks, {"direction": "output", **kind})
+        self._tenant_tokens.add(report.prompt_tokens, {"direction": "input", **tenant})
+        self._tenant_tokens.add(report.completion_tokens or times.chunks, {"direction": "output", **tenant})
         if report.ttft_seconds is not None:
             self._ttft.record(report.ttft_seconds, labels)
+            self._tenant_ttft.record(report.ttft_seconds, tenant)
         if (mean := times.gap_mean()) is not None:
             self._tpot.record(mean, labels)
             self._tbt_max.record(times.gap_max, kind)

@@ -91,6 +91,7 @@ class RequestReport:
     """Of a refusal or failure; a short word from a fixed set."""
     status: int | None = None
     ended_at: float | None = None
+    tenant: str = ""
 
     @property
     def ttft_seconds(self) -> float | None:

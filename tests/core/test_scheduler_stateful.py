@@ -25,7 +25,7 @@ from proxy.core.events import (
 )
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
 from proxy.core.rad import RadConfig
-from proxy.core.request import RejectReason, Request
+from proxy.core.request import RELAXED, RejectReason, Request, RequestClass
 from proxy.core.scheduler import Scheduler
 
 GATE = GateConfig(kv_watermark=0.05, kv_growth_tokens=16)
@@ -48,6 +48,7 @@ limits = st.builds(
     kv_tokens=st.sampled_from([None, 100, 4000]),
     caches_prefixes=st.booleans(),
 )
+CLASSES = (RELAXED, RELAXED, RequestClass("soon", ttft_seconds=0.5), RequestClass("heavy", weight=4.0))
 intervals = st.one_of(st.integers(0, 100_000), st.integers(0, 10_000_000)).map(lambda us: us / 1e6)
 picks = st.integers(0, 1 << 16)
 Newcomer = tuple[int, int, int, float | None]
@@ -136,7 +137,16 @@ class AnyEvents(RuleBasedStateMachine):
             model = self.models[pick % len(self.models)]
             # Long ones begin alike, which is nothing to engines that cache no prefixes.
             blocks = make_blocks(("aab", "abb")[pick % 2] * min(50, prompt // 300))
-            request = make_request(f"r{number}", prompt, model=model, size_bytes=size, blocks=blocks)
+            kind, tenant = CLASSES[pick // 5 % len(CLASSES)], ("", "", "a", "b")[pick // 17 % 4]
+            request = make_request(
+                f"r{number}",
+                prompt,
+                model=model,
+                size_bytes=size,
+                request_class=kind,
+                blocks=blocks,
+                tenant=tenant,
+            )
             came_at = self.now if upload is None else self.now - upload
             self.shell.live[request.id] = Live(request, came_at)
             self.feed(Arrived(request, None if upload is None else came_at))

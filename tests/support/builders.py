@@ -30,8 +30,19 @@ def make_request(
     sliceable: bool = False,
     size_bytes: int = 0,
     blocks: PromptBlocks = NO_BLOCKS,
+    tenant: str = "",
 ) -> Request:
-    return Request(request_id, prompt_tokens, model, max_tokens, request_class, sliceable, size_bytes, blocks=blocks)
+    return Request(
+        request_id,
+        prompt_tokens,
+        model,
+        max_tokens,
+        request_class,
+        sliceable,
+        size_bytes,
+        blocks=blocks,
+        tenant=tenant,
+    )
 
 
 def make_blocks(text: str, tokens: int = 100) -> PromptBlocks:
