@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from proxy.core.growth import GrowthModel
 from proxy.core.queue import Backlog
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Ledger:
         """All slices ever sent."""
         self.modes = modes
         """Which engines are full, in throughput mode."""
+        self.growth = GrowthModel()
 
     def __repr__(self) -> str:
         return f"<Ledger {len(self.entries)} requests, {len(self.backlog)} waiting, {len(self.engines)} engines>"
@@ -76,5 +78,12 @@ class Ledger:
         else:
             self.backlog.remove(waiting)
         entry.engine = engine
-        tbt_seconds = request.request_class.tbt_seconds
-        engine.release(request.id, request.prompt_tokens, now, tbt_seconds, streamed=request.streamed)
+        engine.release(
+            request.id,
+            request.prompt_tokens,
+            now,
+            request.request_class.tbt_seconds,
+            streamed=request.streamed,
+            outputs=self.growth.of(request.model, request.request_class.name),
+            max_tokens=request.max_tokens,
+        )

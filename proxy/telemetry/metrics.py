@@ -176,6 +176,11 @@ class Metrics:
         engine_gauge("slai.engine.backlog.tokens", "Released prompt tokens not worked on yet", lambda e: e.backlog)
         engine_gauge("slai.engine.kv.tokens", "KV cache in use, as we count it", lambda e: e.kv_tokens)
         engine_gauge("slai.engine.kv.capacity.tokens", "KV cache; 0 unknown", lambda e: e.limits.kv_tokens or 0)
+        engine_gauge(
+            "slai.engine.kv.error.tokens", "KV cache in use beyond our count, by its own", lambda e: e.reports.kv_error
+        )
+        engine_gauge("slai.engine.kv.caution", "Share kept free after preemptions", lambda e: e.reports.caution)
+        engine_gauge("slai.engine.foreign.requests", "Sequences that others run on it", lambda e: e.reports.foreign)
         engine_gauge("slai.engine.step.duration", "Usual engine step, as we see it", lambda e: e.step_seconds, "s")
 
 
