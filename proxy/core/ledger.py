@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from proxy.core.admission import leaves_free
+from proxy.core.growth import GrowthModel
 from proxy.core.lane import Pace
 from proxy.core.prefix import Prefixes
 from proxy.core.queue import Backlog
@@ -61,6 +62,7 @@ class Ledger:
         self.modes = modes
         """Which engines are full, in throughput mode."""
         self.prefixes = Prefixes()
+        self.growth = GrowthModel()
 
     def __repr__(self) -> str:
         return f"<Ledger {len(self.entries)} requests, {len(self.backlog)} waiting, {len(self.engines)} engines>"
@@ -127,4 +129,6 @@ class Ledger:
             request.request_class.tbt_seconds,
             streamed=request.streamed,
             cached_tokens=self.prefixes.release(request, engine),
+            outputs=self.growth.of(request.model, request.request_class.name),
+            max_tokens=request.max_tokens,
         )

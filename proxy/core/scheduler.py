@@ -19,6 +19,7 @@ from proxy.core.events import (
     DrainStarted,
     Ended,
     EngineDown,
+    EngineReported,
     EngineUp,
     Event,
     NotStarted,
@@ -106,6 +107,9 @@ class Scheduler:
                 refused = self._engine_up(event)
             case EngineDown(engine_id):
                 refused = self._engine_down(engine_id)
+            case EngineReported(engine_id, report):
+                if (engine := self._ledger.engines.get(engine_id)) is not None:
+                    engine.on_report(report, now)
             case DrainStarted():
                 self._draining = True
                 for entry in list(self._ledger.sliced.values()):
@@ -220,7 +224,9 @@ class Scheduler:
 
     def _engine_down(self, engine_id: str) -> list[Action]:
         new = engine_id not in self._ledger.engines
-        self._engine(engine_id).up = False
+        engine = self._engine(engine_id)
+        engine.up = False
+        engine.reports.forget()
         refused = self._regroup() if new else []
         for entry in [e for e in self._ledger.sliced.values() if e.engine is not None and e.engine.id == engine_id]:
             unslice(self._ledger, entry)
@@ -246,7 +252,12 @@ class Scheduler:
         engine = self._ledger.engines.get(engine_id)
         if engine is None:
             engine = EngineBelief(
-                engine_id, EngineLimits(), frozenset(), len(self._ledger.engines), self.config.gate.feedback_seconds
+                engine_id,
+                EngineLimits(),
+                frozenset(),
+                len(self._ledger.engines),
+                self.config.gate.feedback_seconds,
+                outputs=self._ledger.growth.pooled,
             )
             self._ledger.engines[engine_id] = engine
         return engine

@@ -18,6 +18,7 @@ from proxy.core.events import (
     DrainStarted,
     Ended,
     EngineDown,
+    EngineReported,
     EngineUp,
     Event,
     NotStarted,
@@ -27,12 +28,15 @@ from proxy.core.ordering import first_come_first_served, shortest_prompt_first
 from proxy.core.rad import RadConfig
 from proxy.core.request import RELAXED, RejectReason, Request, RequestClass
 from proxy.core.scheduler import Scheduler
+from proxy.core.selfreport import EngineReport
 
 GATE = GateConfig(kv_watermark=0.05, kv_growth_tokens=16)
 
+FCFS = first_come_first_served()
+
 configs = st.builds(
     SchedulerConfig,
-    ordering=st.sampled_from([shortest_prompt_first(10.0), shortest_prompt_first(0.5), first_come_first_served()]),
+    ordering=st.sampled_from([shortest_prompt_first(10.0), shortest_prompt_first(0.5), FCFS]),
     gate=st.just(GATE),
     rad=st.sampled_from([None, None, RadConfig(max_hold_seconds=0.5)]),
     max_wait_seconds=st.sampled_from([0.5, 60.0]),
@@ -57,6 +61,13 @@ newcomers = st.tuples(
     st.sampled_from([0, 10, 60, 200]),  # bytes
     picks,  # for the model
     st.sampled_from([None, None, 0.0, 0.2, 2.0]),  # seconds of upload
+)
+reports = st.none() | st.builds(
+    EngineReport,
+    running=st.sampled_from([0, 1, 3, 500]),
+    waiting=st.sampled_from([0, 0, 2]),
+    kv_usage=st.sampled_from([0.0, 0.2, 0.9, 1.0]),
+    preemptions=st.integers(0, 5),
 )
 bursts: st.SearchStrategy[list[Newcomer]] = st.lists(newcomers, min_size=1, max_size=6)
 
@@ -96,9 +107,19 @@ class AnyEvents(RuleBasedStateMachine):
         self.shell = Shell()
         self.scheduler = Scheduler()
 
-    @initialize(config=configs, engines=st.dictionaries(st.sampled_from("xyz"), limits, min_size=1), first=bursts)
-    def start(self, config: SchedulerConfig, engines: dict[str, EngineLimits], first: list[Newcomer]) -> None:
+    @initialize(
+        config=configs,
+        engines=st.dictionaries(st.sampled_from("xyz"), limits, min_size=1),
+        first=bursts,
+        lengths=st.sampled_from([None, 3, 1000]),
+    )
+    def start(
+        self, config: SchedulerConfig, engines: dict[str, EngineLimits], first: list[Newcomer], lengths: int | None
+    ) -> None:
+        """``lengths``: of the outputs that were seen before; ``None``: there were none."""
         self.scheduler = Scheduler(config)
+        for _ in range(200 if lengths else 0):
+            self.scheduler._ledger.growth.pooled.learn(lengths or 0)
         for engine, of in engines.items():
             self.engine_up(engine, of)
         self.arrive(first)
@@ -225,6 +246,12 @@ class AnyEvents(RuleBasedStateMachine):
         self.shell.models.setdefault(engine, frozenset())
         self.feed(EngineDown(engine))
 
+    @rule(engine=st.sampled_from("xyz"), report=reports, times=st.sampled_from([1, 3]))
+    def report(self, engine: str, report: EngineReport | None, times: int) -> None:
+        """An engine tells its own figures, those of an engine that nobody knows included."""
+        for _ in range(times):
+            self.feed(EngineReported(engine, report))
+
     @precondition(lambda self: not self.shell.draining and len(self.shell.over) > 20)
     @rule()
     def drain(self) -> None:
@@ -276,6 +303,7 @@ class AnyEvents(RuleBasedStateMachine):
                     assert engine in self.serving(live.request.model)
                     live.engine = engine
                     last[engine] = live.request
+                    self.check_order(live)
                 case Reject(request_id, reason, retry_after):
                     self.check_refusal(live, reason, retry_after, cause)
                     del self.shell.live[request_id]
@@ -286,6 +314,12 @@ class AnyEvents(RuleBasedStateMachine):
             self.check_queue(cause.request.id)
         for engine, request in last.items():
             self.check_gate(engine, request)
+
+    def check_order(self, released: Live) -> None:
+        """Check that who came first goes first, where that is the order and there is one queue."""
+        if self.scheduler.config.ordering is FCFS and len(self.models) == 1:
+            waiting = [live.came_at for live in self.shell.live.values() if live.engine is None]
+            assert released.came_at <= min(waiting, default=self.now)
 
     def check_counts(self) -> None:
         live = self.shell.live.values()
@@ -311,9 +345,14 @@ class AnyEvents(RuleBasedStateMachine):
         assert engine.outstanding <= of.max_num_seqs
         if of.kv_tokens is None or engine.outstanding == 1:
             return
-        room = (1 - GATE.kv_watermark) * of.kv_tokens - GATE.kv_growth_tokens
+        kv_tokens, free = engine.kv_tokens + engine.reports.kv_error, 1 - engine.reports.caution
+        if engine.outputs.learnt:
+            growth, room = 0, free * of.kv_tokens
+        else:
+            growth = GATE.kv_growth_tokens
+            room = (free - GATE.kv_watermark) * of.kv_tokens - growth
         if released_last.prompt_tokens <= room:
-            assert engine.kv_tokens + GATE.kv_growth_tokens * (engine.outstanding - 1) <= room
+            assert kv_tokens + growth * (engine.outstanding - 1) <= room + 1e-6
 
     def check_refusal(self, live: Live, reason: RejectReason, retry_after: float | None, cause: Event | None) -> None:
         serving = self.serving(live.request.model)

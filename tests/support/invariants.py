@@ -13,7 +13,9 @@ from proxy.sim.records import RequestRecord
 def check_scheduler(scheduler: Scheduler, now: float) -> None:
     """Assert everything that holds after any call at ``now``."""
     check_accounts(scheduler)
-    check_work_conserving(scheduler, now)
+    if not is_tick_owed(scheduler, now):
+        check_work_conserving(scheduler, now)
+        check_nothing_more_to_release(scheduler, now)
 
 
 def check_after_tick(scheduler: Scheduler, now: float) -> None:
@@ -107,22 +109,34 @@ def check_engine(engine: EngineBelief) -> None:
     # What a slice has cached is its request's, for as long as that is not over.
     assert engine.kv_tokens == whole + sum(engine._held.values()) + contexts >= 0
     assert engine.sliced == len(engine._held)
+    assert engine._outlook._given.keys() == (prefills.keys() | streams.keys()) - slices_of(engine)
     deadlines = [p.tbt_seconds for p in prefills.values()] + [s.tbt_seconds for s in streams.values()]
     assert sorted(engine._deadlines.elements()) == sorted(d for d in deadlines if d is not None)
     assert 0 <= engine.untaken() <= engine.backlog
     assert engine.step_seconds > 0
     assert 1 <= engine.prefill_budget <= engine.limits.token_budget
+    assert engine.reports.foreign >= 0
+    assert 0 <= engine.reports.caution < 1
 
 
 def is_open(engine: EngineBelief, now: float) -> bool:
     return engine.up and (engine.closed_until is None or engine.closed_until <= now)
 
 
+def is_tick_owed(scheduler: Scheduler, now: float) -> bool:
+    """Whether the shell still has to call ``tick``: only then is all done that can be."""
+    deadline = scheduler.next_deadline()
+    return deadline is not None and deadline <= now
+
+
+def check_nothing_more_to_release(scheduler: Scheduler, now: float) -> None:
+    """Assert that no request waits that the scheduler's own rules would let in."""
+    left = scheduler._release(now)
+    assert not left, f"{left} could have been released before"
+
+
 def check_work_conserving(scheduler: Scheduler, now: float) -> None:
     """Assert that no engine stands idle while a request that it serves waits."""
-    deadline = scheduler.next_deadline()
-    if deadline is None or deadline <= now:
-        return  # nothing waits, or the shell still owes a tick
     for entry in scheduler._ledger.entries.values():
         request = entry.waiting.request
         if entry.engine is None:
