@@ -36,8 +36,10 @@ from proxy.core.policies import PolicyName, configure
 from proxy.core.rad import tile_advice
 from proxy.core.request import RequestClass
 from proxy.core.tiles import TileConfig
+from proxy.wire.tenants import Tenants, TenantSource
 
 ENVIRONMENT_PREFIX = "SLAI_"
+MAX_NAMED_TENANTS = 100
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -48,12 +50,24 @@ class ConfigError(Exception):
 
 
 class ClassSettings(BaseModel):
-    """The deadlines of one request class, in seconds; leave one out to promise nothing."""
+    """The deadlines of one request class, in seconds (leave one out to promise nothing), and its weight: classes of
+    one weight share the engines as one, those of another weight get that many times as much while both have to wait.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     ttft_seconds: Positive | None = None
     tbt_seconds: Positive | None = None
+    weight: Positive = 1.0
+
+
+class TenantSettings(BaseModel):
+    """One tenant: its share of the engines beside other tenants, and the SHA-256 (hex) of its API keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weight: Positive = 1.0
+    key_sha256: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = ()
 
 
 class Settings(BaseSettings):
@@ -107,7 +121,8 @@ class Settings(BaseSettings):
     backlog_factor: Positive = 1.5
     """Engine steps of prompt work released ahead. More: closer to the engine's own order; less: risk of idle steps."""
     kv_watermark: Annotated[float, Field(ge=0, lt=1)] = 0.03
-    """Share of the KV cache kept free, against preemptions."""
+    """Share of the KV cache kept free against preemptions, until the lengths of outputs and the engine's own /metrics
+    tell how much it takes."""
 
     tiles: bool = False
     """Cut long prompts into tiles, one per engine step (needs engines with prefix caching; experimental)."""
@@ -118,6 +133,13 @@ class Settings(BaseSettings):
     """Request classes by name, with their deadlines; clients choose one by the header x-slo-class."""
     default_class: str = "relaxed"
     """Class of a request that names none."""
+
+    tenants_from: TenantSource = TenantSource.KEY
+    """What tells tenants apart, who share the engines fairly: key, the API key; header, x-slai-tenant where a trusted
+    front sets it (else the key); none, nothing.
+    """
+    tenants: dict[str, TenantSettings] = Field(default_factory=dict)
+    """Tenants by name, with their weights and keys; others have weight 1. Named ones have metrics of their own."""
 
     max_body_bytes: PositiveInt = 32 << 20
     """Longest request body; a longer one is refused (413)."""
@@ -189,6 +211,15 @@ class Settings(BaseSettings):
             raise ValueError("policy rad releases whole prompts: it does not go together with tiles")
         return self
 
+    @model_validator(mode="after")
+    def _check_tenants(self) -> Settings:
+        digests = [digest for tenant in self.tenants.values() for digest in tenant.key_sha256]
+        if len(set(digests)) < len(digests):
+            raise ValueError("tenants: an API key belongs to one tenant only")
+        if len(self.tenants) > MAX_NAMED_TENANTS:
+            raise ValueError(f"tenants: at most {MAX_NAMED_TENANTS}, as each has metrics of its own")
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -202,7 +233,12 @@ class Settings(BaseSettings):
         return (init_settings,)
 
     def request_classes(self) -> dict[str, RequestClass]:
-        return {name: RequestClass(name, c.ttft_seconds, c.tbt_seconds) for name, c in self.classes.items()}
+        return {name: RequestClass(name, c.ttft_seconds, c.tbt_seconds, c.weight) for name, c in self.classes.items()}
+
+    def tenant_reader(self, secret: bytes) -> Tenants:
+        """What tells the tenant of a request; ``secret`` hides the API keys behind its names."""
+        names = {digest: name for name, tenant in self.tenants.items() for digest in tenant.key_sha256}
+        return Tenants(self.tenants_from, secret, names)
 
     def engine_limits(self, cache: CacheConfig) -> EngineLimits:
         """The limits of an engine that reports ``cache``; a configured figure wins."""
@@ -222,6 +258,7 @@ class Settings(BaseSettings):
             queue_timeout_seconds=self.queue_timeout_seconds,
             max_queue_requests=self.max_queue_requests,
             max_queue_bytes=self.max_queue_bytes,
+            tenant_weights={name: tenant.weight for name, tenant in self.tenants.items()},
         )
         return configure(PolicyName(self.policy), base, self.aging_seconds)
 

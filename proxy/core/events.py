@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from proxy.core.actions import Slice
     from proxy.core.engine import EngineLimits
     from proxy.core.request import Request
+    from proxy.core.selfreport import EngineReport
     from proxy.core.stepmodel import StepModelSnapshot
 
 
@@ -39,6 +40,8 @@ class Ended:
     request_id: str
     tokens: int | None = None
     """Length of an answer that came in one piece: it tells how fast the engine stepped, as no stream did."""
+    cached_tokens: int | None = None
+    """How much of the prompt the engine says it found in its prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +91,27 @@ class EngineDown:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineReported:
+    """An engine's own figures; ``None`` when it has stopped to give them. Reports of unknown engines are ignored."""
+
+    engine_id: str
+    report: EngineReport | None
+
+
+@dataclass(frozen=True, slots=True)
 class DrainStarted:
     """The proxy is shutting down: whatever waits is refused, and so is whatever comes."""
 
 
-Event = Arrived | TokensProduced | Ended | NotStarted | Tokenized | SliceEnded | EngineUp | EngineDown | DrainStarted
+Event = (
+    Arrived
+    | TokensProduced
+    | Ended
+    | NotStarted
+    | Tokenized
+    | SliceEnded
+    | EngineUp
+    | EngineDown
+    | EngineReported
+    | DrainStarted
+)

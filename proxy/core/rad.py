@@ -105,10 +105,14 @@ class ModeSwitch:
         due = arrived_at + self.config.max_hold_seconds
         return due if self._full and due > self._looked_at else None
 
-    def _is_full(self, engine: EngineBelief) -> bool:
+    def limit(self, engine: EngineBelief) -> int:
+        """Return with how many sequences the engine is full, as things are."""
         limit = sequences_for(engine, self.config.full_share)
         if engine.id in self._full:  # at least one sequence has to end before another may come
             limit = min(limit, 1 + sequences_for(engine, self.config.room_share))
-        full = engine.outstanding >= limit
+        return limit
+
+    def _is_full(self, engine: EngineBelief) -> bool:
+        full = engine.outstanding >= self.limit(engine)
         (self._full.add if full else self._full.discard)(engine.id)
         return full

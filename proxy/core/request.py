@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
+
+from proxy.core.prefix import NO_BLOCKS, PromptBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,12 @@ class RequestClass:
     name: str
     ttft_seconds: float | None = None
     tbt_seconds: float | None = None
+    weight: float = 1.0
+    """Its share of the engines beside classes of other weights; those of one weight share as if they were one class."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < inf:
+            raise ValueError("a class's weight must be positive and finite")
 
 
 STRICT = RequestClass("strict", tbt_seconds=0.1)
@@ -44,6 +53,10 @@ class Request:
     """Length of the body, which somebody holds in memory while the request waits."""
     streamed: bool = True
     """Whether its tokens are seen as they come; an answer in one piece shows none until its end."""
+    blocks: PromptBlocks = NO_BLOCKS
+    """By which the engines that have the prompt's beginning in their cache are found."""
+    tenant: str = ""
+    """Whose share of the engines it comes out of; tenants share those evenly, or by their weights."""
 
 
 class Outcome(StrEnum):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from proxy.core.actions import Action, Reject
 from proxy.core.config import SchedulerConfig
@@ -19,6 +19,7 @@ from proxy.core.events import (
     DrainStarted,
     Ended,
     EngineDown,
+    EngineReported,
     EngineUp,
     Event,
     NotStarted,
@@ -26,13 +27,17 @@ from proxy.core.events import (
     Tokenized,
     TokensProduced,
 )
+from proxy.core.lane import Waiting
 from proxy.core.ledger import Entry, Ledger
 from proxy.core.placement import least_busy, soonest, takes_a_piece
-from proxy.core.queue import Waiting, WaitingQueue
 from proxy.core.rad import ModeSwitch
 from proxy.core.release import next_whole
 from proxy.core.request import RejectReason, Request
 from proxy.core.slicing import next_tile, on_slice_end, unslice
+
+if TYPE_CHECKING:
+    from proxy.core.prefix import Prefixes
+    from proxy.core.queue import WaitingQueue
 
 
 class Scheduler:
@@ -41,7 +46,8 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig | None = None) -> None:
         self.config = config or SchedulerConfig()
         rad = self.config.rad
-        self._ledger = Ledger(self.config.max_wait_seconds, None if rad is None else ModeSwitch(rad))
+        modes = None if rad is None else ModeSwitch(rad)
+        self._ledger = Ledger(self.config.max_wait_seconds, modes, self.config.tenant_weights)
         self._arrivals = 0
         self._draining = False
 
@@ -79,6 +85,11 @@ class Scheduler:
     def draining(self) -> bool:
         return self._draining
 
+    @property
+    def prefixes(self) -> Prefixes:
+        """What is believed of the engines' prefix caches. To look at."""
+        return self._ledger.prefixes
+
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in what happened at ``now`` and return what to do about it, in this order.
 
@@ -91,8 +102,9 @@ class Scheduler:
                 return self.on_tokens(request_id, chunks, now)
             case Arrived(request, arrived_at):
                 refused = self._enqueue(request, now if arrived_at is None else arrived_at, now)
-            case Ended(request_id, tokens):
+            case Ended(request_id, tokens, cached_tokens):
                 self._forget(request_id, now, tokens)
+                self._ledger.prefixes.end(request_id, cached_tokens)
             case NotStarted(request_id, back_off_seconds):
                 refused = self._take_back(request_id, back_off_seconds, now)
             case Tokenized(request_id, prompt_tokens):
@@ -104,6 +116,9 @@ class Scheduler:
                 refused = self._engine_up(event)
             case EngineDown(engine_id):
                 refused = self._engine_down(engine_id)
+            case EngineReported(engine_id, report):
+                if (engine := self._ledger.engines.get(engine_id)) is not None:
+                    engine.on_report(report, now)
             case DrainStarted():
                 self._draining = True
                 for entry in list(self._ledger.sliced.values()):
@@ -166,7 +181,8 @@ class Scheduler:
         if (reason := self._why_refuse(request, now)) is not None:
             return [Reject(request.id, reason, self._retry_after(reason))]
         self._arrivals += 1
-        key = self.config.ordering(max(1, request.prompt_tokens), arrived_at)
+        # By what is cached now. That may change while it waits, but a key that moves would have to be sorted anew.
+        key = self.config.ordering(self._ledger.uncached_tokens(request), arrived_at)
         waiting = Waiting(request, arrived_at, key, self._arrivals)
         self._ledger.entries[request.id] = Entry(waiting, sliceable=request.sliceable)
         self._ledger.wait(waiting)
@@ -196,6 +212,7 @@ class Scheduler:
             return []
         engine, entry.engine = entry.engine, None
         engine.end(request_id, now)
+        self._ledger.prefixes.take_back(request_id)
         engine.closed_until = max(now + back_off_seconds, engine.closed_until or 0.0)
         self._ledger.wait(entry.waiting)
         if self._draining:
@@ -210,6 +227,7 @@ class Scheduler:
         engine = self._engine(event.engine_id)
         if not engine.up:
             engine.closed_until = None  # whatever it turned away, that was before
+            self._ledger.prefixes.clear(event.engine_id)
         engine.limits, engine.models, engine.up = event.limits, event.models, True
         if event.learnt is not None:
             engine.model.restore(event.learnt)
@@ -217,7 +235,9 @@ class Scheduler:
 
     def _engine_down(self, engine_id: str) -> list[Action]:
         new = engine_id not in self._ledger.engines
-        self._engine(engine_id).up = False
+        engine = self._engine(engine_id)
+        engine.up = False
+        engine.reports.forget()
         refused = self._regroup() if new else []
         for entry in [e for e in self._ledger.sliced.values() if e.engine is not None and e.engine.id == engine_id]:
             unslice(self._ledger, entry)
@@ -243,7 +263,12 @@ class Scheduler:
         engine = self._ledger.engines.get(engine_id)
         if engine is None:
             engine = EngineBelief(
-                engine_id, EngineLimits(), frozenset(), len(self._ledger.engines), self.config.gate.feedback_seconds
+                engine_id,
+                EngineLimits(),
+                frozenset(),
+                len(self._ledger.engines),
+                self.config.gate.feedback_seconds,
+                outputs=self._ledger.growth.pooled,
             )
             self._ledger.engines[engine_id] = engine
         return engine
@@ -254,7 +279,7 @@ class Scheduler:
             return
         self._ledger.backlog.remove(entry.waiting)
         request = replace(entry.waiting.request, prompt_tokens=prompt_tokens)
-        key = self.config.ordering(max(1, prompt_tokens), entry.waiting.arrived_at)
+        key = self.config.ordering(self._ledger.uncached_tokens(request), entry.waiting.arrived_at)
         entry.waiting = replace(entry.waiting, request=request, key=key)
         entry.sliceable = True
         self._ledger.wait(entry.waiting)
@@ -276,9 +301,11 @@ class Scheduler:
         return [self._reject(entry.waiting, RejectReason.DRAINING)] if self._draining else []
 
     def _can_start(self, request: Request, now: float) -> bool:
-        engines, gate, tiles = self._ledger.engines_for(now, now), self.config.gate, self.config.tiles
+        ledger, gate, tiles = self._ledger, self.config.gate, self.config.tiles
+        kept = ledger.kept_from(request, ledger.servers(request.model), gate)
+        engines = [e for e in ledger.engines_for(now, now) if e.id not in kept]
         if tiles is None:
-            return soonest(engines, request, gate, now, now) is not None
+            return soonest(engines, request, gate, now, self._ledger.prefixes, arrived_at=now) is not None
         return takes_a_piece(engines, request, tiles, gate, now)
 
     def place_unscheduled(self, model: str) -> str | None:
@@ -317,5 +344,8 @@ class Scheduler:
             entry.engine.drop_slices(request_id)
             del self._ledger.sliced[request_id]
         else:
+            assert entry.bill is not None
+            generated = entry.engine.context_tokens(request_id) - entry.waiting.request.prompt_tokens
+            entry.bill.settle(max(tokens or 0, generated))
             entry.engine.end(request_id, now, tokens)
         del self._ledger.entries[request_id]

@@ -8,25 +8,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from proxy.core.admission import fits_kv
-from proxy.core.codec import encode
-from proxy.core.rad import sequences_for
-from proxy.core.release import urgency
-from proxy.core.tbt import harm_seconds, slack_seconds
-from proxy.core.tiles import next_piece
+from proxy.core.codec import LONGEST_TEXT, encode
+from proxy.core.reasons import Reasons
+from proxy.core.tbt import slack_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from proxy.core.config import SchedulerConfig
     from proxy.core.engine import EngineBelief, EngineLimits
-    from proxy.core.ledger import Entry
-    from proxy.core.queue import Waiting, WaitingQueue
-    from proxy.core.request import Request
+    from proxy.core.fairness import FlowAccount
+    from proxy.core.growth import OutputLengths
+    from proxy.core.ledger import Entry, Ledger
+    from proxy.core.prefix import PrefixIndex
+    from proxy.core.queue import WaitingQueue
     from proxy.core.scheduler import Scheduler
     from proxy.core.stepmodel import OnlineStepModel, StepCoefficients
 
 _MOST_MODELS = 20
+_MOST_FLOWS = 100
+"""Shown of each pool; those that wait come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,50 @@ class StepModelView:
     error_mean_seconds: float
     error_p95_seconds: float
     coefficients: StepCoefficients
+
+
+@dataclass(frozen=True, slots=True)
+class ReportsView:
+    """What follows from an engine's own figures."""
+
+    fresh: bool
+    """Whether it gives any at present."""
+    foreign_requests: int
+    kv_error_tokens: float
+    """In use beyond those that are accounted for."""
+    kv_caution: float
+    """Share of its KV cache that stays free because it has had to preempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixView:
+    """What an engine's prefix cache is believed to hold."""
+
+    blocks: int
+    tokens: int
+    trust: float
+    """Share of what was believed to be cached that engines found cached."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputsView:
+    """How long outputs of a kind are."""
+
+    model: str
+    request_class: str
+    ended: int
+    learnt: bool
+    mean_tokens: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SharesView:
+    """What each tenant, in each weight of classes, was given of some engines."""
+
+    engines: list[str]
+    flows: list[FlowAccount]
+    """Those that wait come first, in the order of their turns; not all, if they are many."""
+    others: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +114,10 @@ class EngineView:
     slack_seconds: float | None
     """By how much the step under way keeps that deadline, as predicted."""
     step_model: StepModelView
+    full_at: int | None
+    """In throughput mode: with so many requests it gets no more."""
+    reports: ReportsView
+    prefixes: PrefixView
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +126,18 @@ class WaitView:
 
     request_id: str
     request_class: str
+    tenant: str
     prompt_tokens: int
     wait_seconds: float
     key: float
-    overdue: bool
-    """It has waited so long that it goes before all that have not, whatever their keys."""
+    band: str
+    """Overdue (goes first, whatever the keys are), urgent (so does a TTFT deadline), ordinary (by key) or hopeless."""
+    ttft_seconds_left: float | None
+    """Until its first token is due; ``None`` if no time was promised."""
     ahead: int
-    """Requests before it in its queue."""
+    """Requests before it among those of its tenant and of classes of its weight."""
+    flows_ahead: int
+    """Other tenants, or classes of another weight, whose turn it is before."""
     held_tokens: int
     """Of its prompt, sent ahead in slices."""
     waits_for: dict[str, list[str]]
@@ -113,106 +167,90 @@ class StateView:
     dispatched: int
     engines: list[EngineView]
     queues: list[QueueView]
+    shares: list[SharesView]
+    outputs: list[OutputsView]
+    """Of all together, then by model and class."""
     config: dict[str, Any]
 
 
 def view_state(scheduler: Scheduler, now: float) -> StateView:
     """Return everything, with the head of every queue."""
+    ledger, config, reasons = scheduler.ledger, scheduler.config, Reasons(scheduler, now)
     return StateView(
         scheduler.draining,
         scheduler.waiting,
         scheduler.waiting_tokens,
         scheduler.waiting_bytes,
         scheduler.dispatched,
-        [_view_engine(engine, scheduler.config, now) for engine in scheduler.engines],
-        [_view_queue(scheduler, servers, queue, now) for servers, queue in scheduler.ledger.backlog.queues()],
-        encode(scheduler.config),
+        [_view_engine(engine, ledger, config, now) for engine in scheduler.engines],
+        [_view_queue(ledger, servers, queue, reasons, now) for servers, queue in ledger.backlog.queues()],
+        [_view_shares(servers, shares.accounts()) for servers, shares in ledger.backlog.shares()],
+        _view_all_outputs(ledger),
+        encode(config),
     )
 
 
 def view_waiting(scheduler: Scheduler, request_id: str, now: float) -> WaitView | None:
     """Return what a request waits for; ``None`` if it does not wait."""
-    ledger, config = scheduler.ledger, scheduler.config
-    entry = ledger.entries.get(request_id)
+    entry = scheduler.ledger.entries.get(request_id)
     if entry is None or (entry.engine is not None and not entry.sliced):
         return None
-    waiting = entry.waiting
-    if entry.engine is not None:
-        engines, others = [entry.engine], []
-    else:
-        servers = ledger.backlog.servers_of(waiting)
-        engines = [engine for engine in scheduler.engines if engine.id in servers]
-        others = [w for found, queue in ledger.backlog.queues() if found == servers for w in queue]
-    own = urgency(waiting, config, now), waiting.number
-    ahead = sum((urgency(w, config, now), w.number) < own for w in others)
+    return _view_entry(scheduler.ledger, entry, Reasons(scheduler, now), now)
+
+
+def _view_entry(ledger: Ledger, entry: Entry, reasons: Reasons, now: float) -> WaitView:
+    waiting, request = entry.waiting, entry.waiting.request
+    engines = reasons.engines_of(entry)
+    lane = [waiting] if entry.sliced else list(ledger.backlog.queue_of(waiting).lane_of(request))
+    band, ahead = reasons.rank(waiting, lane)
+    flows_ahead = reasons.flows_ahead(entry)
+    order = [f"order: {ahead} requests go before it"] if ahead else []
+    turn = [f"turn: {flows_ahead} other tenants or classes go before it"] if flows_ahead else []
+    ways = {e.id: [*reasons.against(entry, e, engines), *turn, *order] for e in engines}
+    deadline = waiting.ttft_deadline
     return WaitView(
-        request_id,
-        waiting.request.request_class.name,
-        waiting.request.prompt_tokens,
+        request.id,
+        request.request_class.name,
+        request.tenant,
+        request.prompt_tokens,
         now - waiting.arrived_at,
         waiting.key,
-        _overdue(waiting, config, now),
+        band.name.lower(),
+        None if deadline is None else deadline - now,
         ahead,
-        entry.engine.held_tokens(request_id) if entry.engine is not None else 0,
-        {engine.id: _in_its_way(entry, engine, ahead, config, now) for engine in engines},
+        flows_ahead,
+        entry.engine.held_tokens(request.id) if entry.engine is not None else 0,
+        {engine_id: way or ["order: others go before it"] for engine_id, way in ways.items()},
     )
 
 
-def shut_gates(engine: EngineBelief, request: Request, config: SchedulerConfig, now: float) -> list[str]:
-    """Say why a prompt that is next in the order is not released to ``engine`` whole; empty if it would be."""
-    if not engine.up:
-        return ["the engine is down"]
-    if engine.closed_until is not None and now < engine.closed_until:
-        return [f"the engine turned a request away: nothing more for {engine.closed_until - now:.2f} s"]
-    if not engine.outstanding:
-        return []
-    gate, shut = config.gate, list[str]()
-    if engine.outstanding >= engine.limits.max_num_seqs:
-        shut.append(f"slots: {engine.outstanding} requests of at most {engine.limits.max_num_seqs}")
-    backlog_limit = gate.backlog_factor * engine.lead_tokens()
-    if config.tiles is None and engine.backlog >= backlog_limit:
-        shut.append(f"backlog: {engine.backlog} prompt tokens before it, the gate opens below {backlog_limit:.0f}")
-    if config.rad is not None and engine.outstanding >= (most := sequences_for(engine, config.rad.room_share)):
-        shut.append(f"throughput mode: {engine.outstanding} requests, it has room again below {most}")
-    if not fits_kv(engine, request.prompt_tokens, gate):
-        shut.append(
-            f"KV cache: {engine.kv_tokens} of {engine.limits.kv_tokens} tokens in use or promised, and reserves; "
-            f"it needs {request.prompt_tokens}"
-        )
-    if gate.keep_tbt and (harm := harm_seconds(engine, request.prompt_tokens, now)) > 0:
-        shut.append(f"TBT: it would overrun the deadlines in flight by {harm:.3f} s in all")
-    return shut
-
-
-def _in_its_way(entry: Entry, engine: EngineBelief, ahead: int, config: SchedulerConfig, now: float) -> list[str]:
-    request, tiles = entry.waiting.request, config.tiles
-    reasons = shut_gates(engine, request, config, now)
-    if not reasons and tiles is not None and engine.outstanding:
-        upto = next_piece(engine, request, now, tiles, config.gate, sliceable=entry.sliceable)
-        if not upto:
-            reasons.append("tile: the next step has no room left for a piece of it")
-        elif entry.sliced and entry.sliced_in == engine.step:
-            reasons.append("tile: its last slice is in this step")
-        elif upto < request.prompt_tokens and not entry.sliced and engine.sliced >= tiles.max_sliced:
-            reasons.append(f"tiles: {engine.sliced} prompts are half-way already")
-    if ahead:
-        reasons.append(f"order: {ahead} requests go before it")
-    return reasons or ["order: others go before it"]
-
-
-def _overdue(waiting: Waiting, config: SchedulerConfig, now: float) -> bool:
-    return now - waiting.arrived_at >= config.max_wait_seconds
-
-
-def _view_queue(scheduler: Scheduler, servers: Iterable[str], queue: WaitingQueue, now: float) -> QueueView:
-    head = view_waiting(scheduler, queue.head(now).request.id, now)
-    assert head is not None
+def _view_queue(ledger: Ledger, servers: Iterable[str], queue: WaitingQueue, reasons: Reasons, now: float) -> QueueView:
+    lane = list(queue.first_lane())
+    head = min(lane, key=reasons.order_in(lane))
     tokens = sum(waiting.request.prompt_tokens for waiting in queue)
-    return QueueView(sorted(servers), len(queue), tokens, now - queue.oldest.arrived_at, head)
+    view = _view_entry(ledger, ledger.entries[head.request.id], reasons, now)
+    return QueueView(sorted(servers), len(queue), tokens, now - queue.oldest.arrived_at, view)
 
 
-def _view_engine(engine: EngineBelief, config: SchedulerConfig, now: float) -> EngineView:
-    closed_until = engine.closed_until
+def _view_shares(servers: Iterable[str], accounts: list[FlowAccount]) -> SharesView:
+    return SharesView(sorted(servers), accounts[:_MOST_FLOWS], len(accounts[_MOST_FLOWS:]))
+
+
+def _view_all_outputs(ledger: Ledger) -> list[OutputsView]:
+    growth = ledger.growth
+    kinds = sorted(growth.kinds().items(), key=lambda kind: -kind[1].ended)[:_MOST_MODELS]
+    return [
+        _view_outputs("", "", growth.pooled),
+        *(_view_outputs(model[:LONGEST_TEXT], name, lengths) for (model, name), lengths in kinds),
+    ]
+
+
+def _view_outputs(model: str, class_name: str, lengths: OutputLengths) -> OutputsView:
+    return OutputsView(model, class_name, lengths.ended, lengths.learnt, lengths.mean_tokens)
+
+
+def _view_engine(engine: EngineBelief, ledger: Ledger, config: SchedulerConfig, now: float) -> EngineView:
+    closed_until, reports = engine.closed_until, engine.reports
     return EngineView(
         engine.id,
         engine.up,
@@ -232,7 +270,14 @@ def _view_engine(engine: EngineBelief, config: SchedulerConfig, now: float) -> E
         engine.strictest_tbt_seconds,
         slack_seconds(engine),
         _view_model(engine.model),
+        None if ledger.modes is None else ledger.modes.limit(engine),
+        ReportsView(reports.fresh, reports.foreign, reports.kv_error, reports.caution),
+        _view_prefixes(ledger.prefixes.index(engine.id)),
     )
+
+
+def _view_prefixes(index: PrefixIndex) -> PrefixView:
+    return PrefixView(len(index), index.tokens, index.trust)
 
 
 def _view_model(model: OnlineStepModel) -> StepModelView:

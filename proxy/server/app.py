@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from proxy.core.engine import CacheConfig, EngineLimits
 from proxy.core.events import DrainStarted
+from proxy.core.promptsize import PromptSizes
 from proxy.core.recording import RecordedScheduler
 from proxy.core.request import RejectReason
 from proxy.core.scheduler import Scheduler
@@ -29,6 +31,7 @@ from proxy.upstream.client import EngineClient, Timeouts
 from proxy.upstream.knowledge import Knowledge
 from proxy.upstream.probe import Prober
 from proxy.wire.errors import LocalFailure, answer
+from proxy.wire.fingerprint import Fingerprinter
 
 if TYPE_CHECKING:
     from proxy.config import Settings
@@ -93,7 +96,8 @@ def create_app(
         chronicle = None if settings.debug_port is None else Chronicle()
         driver = Driver(scheduler, asyncio.get_running_loop(), observe=None if chronicle is None else chronicle.observe)
         client = EngineClient(Timeouts(settings.connect_timeout_seconds, settings.idle_timeout_seconds))
-        metrics = Metrics(scheduler, classes)
+        sizes = PromptSizes()
+        metrics = Metrics(scheduler, classes, settings.tenants, sizes)
         # It reads a small file, and nobody is served yet.
         knowledge = None if settings.state_dir is None else Knowledge.load(settings.state_dir)
         prober = Prober(
@@ -105,7 +109,17 @@ def create_app(
         )
         app[PROXY] = Proxy(settings, driver, client, metrics, tracing, prober, chronicle)
         app[_GENERATOR] = Generator(
-            driver, client, metrics, tracing, classes, classes[settings.default_class], rules.tiles, chronicle
+            driver,
+            client,
+            metrics,
+            tracing,
+            sizes,
+            Fingerprinter(secrets.token_bytes(32)),
+            classes,
+            classes[settings.default_class],
+            settings.tenant_reader(secrets.token_bytes(32)),
+            rules.tiles,
+            chronicle,
         )
         app[_PASS_THROUGH] = PassThrough(scheduler, client)
         # Before the first request: who is there? An engine that is down now costs no more than its refusal.

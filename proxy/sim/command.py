@@ -157,6 +157,7 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
         classes,
         simulation,
         options,
+        args.tenants,
         args.decision_log,
     )
     if args.decision_log is not None:
@@ -192,9 +193,11 @@ def _config(args: argparse.Namespace, study: Study) -> dict[str, Any]:
                 "share": c.share,
                 "ttft_s": c.request_class.ttft_seconds,
                 "tbt_s": c.request_class.tbt_seconds,
+                "weight": c.request_class.weight,
             }
             for c in study.classes
         ],
+        "tenants": study.tenants,
         "profile": args.profile,
         "engines": study.simulation.engines,
         "token_budget": study.simulation.engine.token_budget,

@@ -13,7 +13,7 @@ from proxy.sim.parallel import usable_cores
 from proxy.sim.policies import POLICIES, PolicyOptions, find_policy
 from proxy.sim.profiles import PROFILES
 from proxy.sim.simulator import SimulationConfig
-from proxy.sim.workload import SHAREGPT_LIKE, parse_class
+from proxy.sim.workload import SHAREGPT_LIKE, parse_class, parse_tenants
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,9 +112,15 @@ def _add_comparison(group: argparse._ArgumentGroup) -> None:
         dest="classes",
         action="append",
         type=_told(parse_class),
-        metavar="NAME:SHARE[:tbt=S][:ttft=S]",
+        metavar="NAME:SHARE[:tbt=S][:ttft=S][:weight=W]",
         help="a class of users, its share of the requests and its deadlines in seconds; repeat for each class "
         "(default: strict:0.05:tbt=0.1 and relaxed:0.95:tbt=0.5)",
+    )
+    group.add_argument(
+        "--tenants",
+        type=_told(parse_tenants),
+        metavar="NAME=PART[,..]",
+        help="tenants and their parts of the rate, e.g. calm=1,flood=10; the proxy gives them equal shares",
     )
 
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
+from hashlib import sha256
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from proxy.core.actions import Action, Dispatch, Reject, Slice
 from proxy.core.admission import admits
 from proxy.core.engine import EngineLimits
-from proxy.core.events import Arrived, Ended, EngineUp, Event, SliceEnded
+from proxy.core.events import Arrived, Ended, EngineReported, EngineUp, Event, SliceEnded
+from proxy.core.prefix import NO_BLOCKS, PromptBlocks
 from proxy.core.request import Request
 from proxy.core.scheduler import Scheduler
+from proxy.core.selfreport import EngineReport
 from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
 from proxy.sim.records import RequestRecord
 
@@ -45,6 +48,8 @@ class SimulationConfig:
     during a step is then taken in one step later."""
     seed: int = 0
     """Of the engines' jitter, if they have any."""
+    report_seconds: float = 2.0
+    """How often the proxy asks the engines for their own figures."""
 
 
 @dataclass(slots=True)
@@ -81,6 +86,12 @@ def limits_of(config: EngineConfig) -> EngineLimits:
     )
 
 
+def report_of(engine: SimulatedEngine) -> EngineReport:
+    """What such an engine says of itself."""
+    usage = engine.kv_tokens_used / (engine.config.blocks * engine.config.block_size)
+    return EngineReport(engine.running, engine.waiting, usage, engine.preemptions)
+
+
 class _Clock:
     """Virtual time and what is still to happen in it; equal times happen in the order of their scheduling."""
 
@@ -104,7 +115,17 @@ class _Clock:
             call(*args)
 
 
-_Prompt = tuple[str, int, int, str | None, float | None]
+class _Prompt(NamedTuple):
+    """What an engine is sent."""
+
+    sequence_id: str
+    prompt_tokens: int
+    output_tokens: int
+    content: str | None
+    tbt_seconds: float | None = None
+    common: int = 0
+
+
 """The arguments of ``SimulatedEngine.add``."""
 
 
@@ -126,7 +147,7 @@ class _Engine:
         self.queue_seconds: list[float] = []
         self.busy_seconds = 0.0
         self._clock = clock
-        self._network_us = microseconds(config.network_seconds)
+        self.network_us = microseconds(config.network_seconds)
         self._deliver = deliver
         self._refuse = refuse
         self._on_decode_step = on_decode_step
@@ -136,31 +157,23 @@ class _Engine:
         self._async_scheduling = config.async_scheduling
         self._too_late: list[_Prompt] = []  # came after the next step was composed
 
-    def send(
-        self,
-        request_id: str,
-        prompt_tokens: int,
-        output_tokens: int,
-        content: str | None = None,
-        tbt_seconds: float | None = None,
-    ) -> None:
-        prompt = request_id, prompt_tokens, output_tokens, content, tbt_seconds
-        self._clock.at(self._clock.now_us + self._network_us, self._receive, prompt)
+    def send(self, prompt: _Prompt) -> None:
+        self._clock.at(self._clock.now_us + self.network_us, self._receive, prompt)
 
     def _receive(self, prompt: _Prompt) -> None:
-        self._received_us[prompt[0]] = self._clock.now_us
+        self._received_us[prompt.sequence_id] = self._clock.now_us
         if self._async_scheduling and self._busy:
             self._too_late.append(prompt)
         else:
             self._add(prompt)
 
     def _add(self, prompt: _Prompt) -> None:
-        request_id = prompt[0]
+        request_id = prompt.sequence_id
         try:
-            self.model.add(*prompt)
+            self.model.add(*prompt[:4], tbt_seconds=prompt.tbt_seconds, common=prompt.common)
         except ValueError:  # longer than the KV cache, as vLLM's 400
             del self._received_us[request_id]
-            self._clock.at(self._clock.now_us + self._network_us, self._refuse, request_id)
+            self._clock.at(self._clock.now_us + self.network_us, self._refuse, request_id)
             return
         if not self._busy:
             self._step()
@@ -188,7 +201,7 @@ class _Engine:
             self._on_step_end()
         produced = self.model.finish_step()
         if produced:
-            self._clock.at(self._clock.now_us + self._network_us, self._deliver, produced)
+            self._clock.at(self._clock.now_us + self.network_us, self._deliver, produced)
         self._step()
 
 
@@ -218,6 +231,7 @@ class _Run:
             for i in range(config.engines)
         }
         self.starved_steps = 0
+        self._unfinished = len(workload)
         self._scheduler = scheduler
         self._on_action = on_action
         self._deadline_us: int | None = None
@@ -229,14 +243,33 @@ class _Run:
             limits = limits_of(config.engine)
             for engine_id in self.engines:
                 self._perform(scheduler.handle(EngineUp(engine_id, limits), 0.0))
+            self._report_us = microseconds(config.report_seconds)
+            self.clock.at(self._report_us, self._report)
+
+    def _report(self) -> None:
+        """Let all engines tell their figures, for as long as anything else is to happen."""
+        for engine_id, engine in self.engines.items():
+            self.clock.at(
+                self.clock.now_us + engine.network_us, self._feed, EngineReported(engine_id, report_of(engine.model))
+            )
+        if self._unfinished:
+            self.clock.at(self.clock.now_us + self._report_us, self._report)
 
     def _arrive(self, request: ScheduledRequest) -> None:
         request_id = str(request.index)
         self.records[request_id].sent_at = self.clock.now
         if self._scheduler is None:
             turn = list(self.engines.values())[request.index % len(self.engines)]
-            tbt_seconds = request.request_class.tbt_seconds
-            turn.send(request_id, request.prompt_tokens, request.output_tokens, tbt_seconds=tbt_seconds)
+            turn.send(
+                _Prompt(
+                    request_id,
+                    request.prompt_tokens,
+                    request.output_tokens,
+                    request.prefix or None,
+                    request.request_class.tbt_seconds,
+                    request.prefix_tokens,
+                )
+            )
         else:
             self._waiting[request_id] = self.records[request_id]
             self._feed(Arrived(as_core_request(request)))
@@ -253,6 +286,7 @@ class _Run:
                 self._perform(actions)
             if finished:
                 records[request_id].finished_at = now
+                self._unfinished -= 1
                 if scheduler is not None:
                     self._feed(Ended(request_id))
 
@@ -262,6 +296,7 @@ class _Run:
             return
         record = self.records[sequence_id]
         record.error, record.finished_at = "too long", self.clock.now
+        self._unfinished -= 1
         if self._scheduler is not None:
             self._feed(Ended(sequence_id))
 
@@ -299,14 +334,17 @@ class _Run:
                 case Dispatch(request_id, engine_id):
                     del self._waiting[request_id]
                     request = self.records[request_id].request
-                    self.engines[engine_id].send(request_id, request.prompt_tokens, request.output_tokens, request_id)
+                    content = request.prefix or request_id
+                    sizes = request.prompt_tokens, request.output_tokens
+                    self.engines[engine_id].send(_Prompt(request_id, *sizes, content, common=request.prefix_tokens))
                 case Slice(request_id, engine_id, tokens, _, _):
                     self._slices[action.slice_id] = action
-                    self.engines[engine_id].send(action.slice_id, tokens, 1, request_id)
+                    self.engines[engine_id].send(_Prompt(action.slice_id, tokens, 1, request_id))
                 case Reject(request_id, reason, _):
                     del self._waiting[request_id]
                     record = self.records[request_id]
                     record.error, record.finished_at = str(reason), self.clock.now
+                    self._unfinished -= 1
         self._arm()
 
     def _arm(self) -> None:
@@ -329,14 +367,30 @@ class _Run:
 
 
 def as_core_request(request: ScheduledRequest) -> Request:
-    """The request as the scheduler is told of it."""
+    """The request as the scheduler is told of it: how long its answer gets, nobody knows beforehand."""
     return Request(
         str(request.index),
         request.prompt_tokens,
-        max_tokens=request.output_tokens,
         request_class=request.request_class,
-        sliceable=True,
+        sliceable=not request.prefix,  # the simulated cache knows one content of a prompt: its own or its prefix
+        blocks=blocks_of(request),
+        tenant=request.tenant,
     )
+
+
+_BLOCK_TOKENS = 128
+
+
+@lru_cache(maxsize=4096)
+def _prefix_blocks(prefix: str, tokens: int) -> PromptBlocks:
+    count = tokens // _BLOCK_TOKENS
+    hashes = (int.from_bytes(sha256(f"{prefix} {i}".encode()).digest()[:8]) for i in range(count))
+    return PromptBlocks(tuple(hashes), tuple(_BLOCK_TOKENS * (i + 1) for i in range(count)))
+
+
+def blocks_of(request: ScheduledRequest) -> PromptBlocks:
+    """The hashes of what a prompt has in common with others, as the proxy would have them from its bytes."""
+    return _prefix_blocks(request.prefix, request.prefix_tokens) if request.prefix else NO_BLOCKS
 
 
 def simulate(

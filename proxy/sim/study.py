@@ -23,7 +23,7 @@ from proxy.sim.workload import PAPER_CLASSES, ClassShare, ScheduledRequest, Trac
 from proxy.wire.decisions import Head, line_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from proxy.core.actions import Action
@@ -49,6 +49,8 @@ class Study:
     classes: tuple[ClassShare, ...] = PAPER_CLASSES
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
     options: PolicyOptions = field(default_factory=PolicyOptions)
+    tenants: Mapping[str, float] | None = None
+    """Parts of the rate, by tenant."""
     decision_log: Path | None = None
     """Where to write all that the scheduler is told and decides; for a study of one run."""
 
@@ -63,7 +65,14 @@ class Study:
         """
         for rate in self.rates:
             for seed in self.seeds:
-                drawn = draw_workload(self.trace, rate=rate, requests=self.requests, seed=seed, classes=self.classes)
+                drawn = draw_workload(
+                    self.trace,
+                    rate=rate,
+                    requests=self.requests,
+                    seed=seed,
+                    classes=self.classes,
+                    tenants=self.tenants,
+                )
                 for policy in self.policies:
                     yield RunTask(policy, rate, seed, drawn, self.simulation, self.options, self.decision_log)
 

@@ -18,6 +18,7 @@ from proxy.core.events import (
     DrainStarted,
     Ended,
     EngineDown,
+    EngineReported,
     EngineUp,
     Event,
     NotStarted,
@@ -230,6 +231,8 @@ class Chronicle:
                 return f"{engine_id} coming up, or telling of new limits"
             case EngineDown(engine_id):
                 return f"{engine_id} going down"
+            case EngineReported(engine_id):
+                return f"the figures of {engine_id} itself"
             case DrainStarted():
                 return "the drain of the proxy"
             case _:

@@ -1,4 +1,4 @@
-"""Watching engines: is it healthy, which models does it serve, how large is its KV cache?
+"""Watching engines: is it healthy, which models does it serve, how large and how full is its KV cache?
 
 Each engine has its own loop, so that a slow one delays no other, and no request ever waits for a probe.
 """
@@ -6,8 +6,8 @@ Each engine has its own loop, so that a slow one delays no other, and no request
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from proxy.core.engine import CacheConfig, EngineLimits
-from proxy.core.events import EngineDown, EngineUp
+from proxy.core.events import EngineDown, EngineReported, EngineUp
+from proxy.upstream.figures import read_cache_config, read_report
 from proxy.upstream.knowledge import Knowledge, fingerprint
 
 if TYPE_CHECKING:
@@ -29,9 +30,9 @@ _log = logging.getLogger(__name__)
 _FAILURES_UNTIL_DOWN = 2
 """One slow answer of a busy server is no outage; a refused connection is one at once."""
 
-_CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
 _MAX_MODELS = 1000
+_MAX_BYTES = 4 << 20
+"""No answer to a probe is read further: vLLM's /metrics are some hundred kilobytes."""
 
 
 @dataclass(slots=True)
@@ -49,9 +50,11 @@ class EngineProbe:
     """What tells it from other engines; see ``knowledge``."""
     failures: int = 0
     announced: EngineUp | EngineDown | None = None
+    reports: bool = False
+    """Whether it told its own figures when last asked."""
 
 
-Announce = Callable[[EngineUp | EngineDown], None]
+Announce = Callable[[EngineUp | EngineDown | EngineReported], None]
 
 
 class Prober:
@@ -118,7 +121,7 @@ class Prober:
 
     async def _look(self, probe: EngineProbe) -> None:
         try:
-            (await self._get(probe, "/health")).raise_for_status()
+            await self._get(probe, "/health")
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             refused = isinstance(error, httpx.ConnectError)
             probe.failures = _FAILURES_UNTIL_DOWN if refused else probe.failures + 1
@@ -128,7 +131,8 @@ class Prober:
         probe.failures = 0
         models = await self._get_models(probe)
         probe.models = probe.models if models is None else models
-        probe.cache = await self._get_cache(probe) or probe.cache
+        metrics = await self._get_metrics(probe)
+        probe.cache = read_cache_config(metrics) or probe.cache
         up = EngineUp(probe.base_url, self._limits(probe.cache), frozenset(str(model["id"]) for model in probe.models))
         if not probe.up or up != probe.announced:
             if not probe.up:
@@ -141,6 +145,10 @@ class Prober:
             learnt = None if self._knowledge is None else await self._recall(probe, up.limits, self._knowledge)
             probe.up, probe.announced = True, up
             self._announce(replace(up, learnt=learnt))
+        report = read_report(metrics)
+        if report is not None or probe.reports:
+            probe.reports = report is not None
+            self._announce(EngineReported(probe.base_url, report))
 
     async def _recall(self, probe: EngineProbe, limits: EngineLimits, known: Knowledge) -> StepModelSnapshot | None:
         """Find out what engine this is; if it is another than before, return what is known about such engines."""
@@ -156,45 +164,45 @@ class Prober:
 
     def _set_down(self, probe: EngineProbe, why: str) -> None:
         _log.warning("engine %s is down: %s", probe.base_url, why)
-        probe.up = False
+        probe.up = probe.reports = False
         probe.announced = EngineDown(probe.base_url)
         self._announce(probe.announced)
 
-    async def _get(self, probe: EngineProbe, path: str) -> httpx.Response:
-        async with asyncio.timeout(self._timeout_seconds):  # httpx's own limits start anew with every byte
-            return await self._client.get(probe.base_url + path)
+    async def _get(self, probe: EngineProbe, path: str) -> bytes:
+        """Return the body of a successful answer.
+
+        Raises:
+            httpx.HTTPError: there was none, or one that is too long.
+            TimeoutError: it did not come in time.
+        """
+        body = bytearray()
+        # httpx's own limits start anew with every byte.
+        async with (
+            asyncio.timeout(self._timeout_seconds),
+            self._client.stream("GET", probe.base_url + path) as answer,
+        ):
+            answer.raise_for_status()
+            async for part in answer.aiter_bytes():
+                body += part
+                if len(body) > _MAX_BYTES:
+                    raise httpx.DecodingError("the answer is too long")
+        return bytes(body)
 
     async def _get_models(self, probe: EngineProbe) -> list[dict[str, Any]] | None:
         try:
-            answer = await self._get(probe, "/v1/models")
-            entries = answer.raise_for_status().json()["data"]
+            entries = json.loads(await self._get(probe, "/v1/models"))["data"]
             return [entry for entry in entries if isinstance(entry.get("id"), str)][:_MAX_MODELS]
         except (httpx.HTTPError, TimeoutError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return None  # an engine without this endpoint is taken to serve any model
 
     async def _get_version(self, probe: EngineProbe) -> str | None:
         try:
-            return str((await self._get(probe, "/version")).raise_for_status().json()["version"])
+            return str(json.loads(await self._get(probe, "/version"))["version"])
         except (httpx.HTTPError, TimeoutError, ValueError, LookupError, TypeError, RecursionError):
             return None
 
-    async def _get_cache(self, probe: EngineProbe) -> CacheConfig | None:
+    async def _get_metrics(self, probe: EngineProbe) -> str:
         try:
-            text = (await self._get(probe, "/metrics")).raise_for_status().text
+            return (await self._get(probe, "/metrics")).decode(errors="replace")
         except (httpx.HTTPError, TimeoutError):
-            return None
-        return read_cache_config(text)
-
-
-def read_cache_config(metrics: str) -> CacheConfig | None:
-    """Return the KV cache from vLLM's ``/metrics``, data-parallel engines summed; ``None`` if it is not told."""
-    blocks, block_tokens, caches_prefixes = 0, 16, True
-    for match in _CACHE_CONFIG.finditer(metrics):
-        labels = dict(_LABEL.findall(match[1]))
-        try:
-            blocks += int(labels["num_gpu_blocks"])
-            block_tokens = int(labels["block_size"])
-        except (KeyError, ValueError):
-            return None
-        caches_prefixes &= labels.get("enable_prefix_caching") == "True"
-    return CacheConfig(blocks * block_tokens, block_tokens, caches_prefixes) if blocks > 0 < block_tokens else None
+            return ""

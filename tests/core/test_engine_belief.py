@@ -419,3 +419,36 @@ def test_dropped_slices_give_back_their_kv_cache_at_once_and_their_backlog_when_
     engine.on_slice_end("long/128", 0.05)
     engine.drop_slices("long")
     assert (engine.kv_tokens, engine.backlog, engine.outstanding) == (used, 0, 1)
+
+
+def test_a_cached_beginning_is_no_work_but_takes_room() -> None:
+    engine = make_engine(token_budget=512)
+    engine.release("a", 1000, 0.0, cached_tokens=640)
+    assert (engine.backlog, engine.kv_tokens) == (360, 1000)
+    assert engine.untaken() == 0, "one step will do"
+    engine.on_tokens("a", 1, 0.1)
+    assert (engine.backlog, engine.kv_tokens) == (0, 1001)
+    engine.end("a", 0.2)
+    assert engine.kv_tokens == 0
+
+
+@pytest.mark.parametrize(("cached", "left"), [(0, 488), (320, 488), (512, 488), (800, 200)])
+def test_slices_and_a_cached_beginning_do_not_add_up(cached: int, left: int) -> None:
+    engine = make_engine(token_budget=512)
+    engine.release_slice("a", "a/0", 512, 0.0)
+    engine.on_slice_end("a/0", 0.1)
+    engine.release("a", 1000, 0.1, cached_tokens=cached)
+    assert (engine.backlog, engine.kv_tokens) == (left, 1000)
+    engine.end("a", 0.2)
+    assert (engine.backlog, engine.kv_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("prompt_tokens", [8, 520, 1500, 5000])
+@pytest.mark.parametrize("silence_seconds", [0.01, 0.05, 0.0785, 0.1, 0.3, 1.0, 100.0])
+def test_after_steps_were_assumed_none_is_left_to_assume(prompt_tokens: int, silence_seconds: float) -> None:
+    """Steps differ: the last one of a prompt may be over sooner than the one before it made expect."""
+    engine = make_engine(token_budget=512)
+    engine.release("a", prompt_tokens, 0.0)
+    engine.assume_steps(silence_seconds)
+    until = engine.silent_until()
+    assert until is None or until > silence_seconds

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from builders import make_limits, make_request
+from builders import make_blocks, make_limits, make_request
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -18,6 +18,7 @@ from proxy.core.events import (
     DrainStarted,
     Ended,
     EngineDown,
+    EngineReported,
     EngineUp,
     Event,
     NotStarted,
@@ -25,14 +26,17 @@ from proxy.core.events import (
 )
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
 from proxy.core.rad import RadConfig
-from proxy.core.request import RejectReason, Request
+from proxy.core.request import RELAXED, RejectReason, Request, RequestClass
 from proxy.core.scheduler import Scheduler
+from proxy.core.selfreport import EngineReport
 
 GATE = GateConfig(kv_watermark=0.05, kv_growth_tokens=16)
 
+FCFS = first_come_first_served()
+
 configs = st.builds(
     SchedulerConfig,
-    ordering=st.sampled_from([shortest_prompt_first(10.0), shortest_prompt_first(0.5), first_come_first_served()]),
+    ordering=st.sampled_from([shortest_prompt_first(10.0), shortest_prompt_first(0.5), FCFS]),
     gate=st.just(GATE),
     rad=st.sampled_from([None, None, RadConfig(max_hold_seconds=0.5)]),
     max_wait_seconds=st.sampled_from([0.5, 60.0]),
@@ -46,7 +50,9 @@ limits = st.builds(
     token_budget=st.sampled_from([1, 64, 512]),
     max_num_seqs=st.sampled_from([1, 2, 8]),
     kv_tokens=st.sampled_from([None, 100, 4000]),
+    caches_prefixes=st.booleans(),
 )
+CLASSES = (RELAXED, RELAXED, RequestClass("soon", ttft_seconds=0.5), RequestClass("heavy", weight=4.0))
 intervals = st.one_of(st.integers(0, 100_000), st.integers(0, 10_000_000)).map(lambda us: us / 1e6)
 picks = st.integers(0, 1 << 16)
 Newcomer = tuple[int, int, int, float | None]
@@ -55,6 +61,13 @@ newcomers = st.tuples(
     st.sampled_from([0, 10, 60, 200]),  # bytes
     picks,  # for the model
     st.sampled_from([None, None, 0.0, 0.2, 2.0]),  # seconds of upload
+)
+reports = st.none() | st.builds(
+    EngineReport,
+    running=st.sampled_from([0, 1, 3, 500]),
+    waiting=st.sampled_from([0, 0, 2]),
+    kv_usage=st.sampled_from([0.0, 0.2, 0.9, 1.0]),
+    preemptions=st.integers(0, 5),
 )
 bursts: st.SearchStrategy[list[Newcomer]] = st.lists(newcomers, min_size=1, max_size=6)
 
@@ -94,9 +107,19 @@ class AnyEvents(RuleBasedStateMachine):
         self.shell = Shell()
         self.scheduler = Scheduler()
 
-    @initialize(config=configs, engines=st.dictionaries(st.sampled_from("xyz"), limits, min_size=1), first=bursts)
-    def start(self, config: SchedulerConfig, engines: dict[str, EngineLimits], first: list[Newcomer]) -> None:
+    @initialize(
+        config=configs,
+        engines=st.dictionaries(st.sampled_from("xyz"), limits, min_size=1),
+        first=bursts,
+        lengths=st.sampled_from([None, 3, 1000]),
+    )
+    def start(
+        self, config: SchedulerConfig, engines: dict[str, EngineLimits], first: list[Newcomer], lengths: int | None
+    ) -> None:
+        """``lengths``: of the outputs that were seen before; ``None``: there were none."""
         self.scheduler = Scheduler(config)
+        for _ in range(200 if lengths else 0):
+            self.scheduler._ledger.growth.pooled.learn(lengths or 0)
         for engine, of in engines.items():
             self.engine_up(engine, of)
         self.arrive(first)
@@ -133,7 +156,18 @@ class AnyEvents(RuleBasedStateMachine):
         for prompt, size, pick, upload in burst:
             number = len(self.shell.live) + len(self.shell.over)
             model = self.models[pick % len(self.models)]
-            request = make_request(f"r{number}", prompt, model=model, size_bytes=size)
+            # Long ones begin alike, which is nothing to engines that cache no prefixes.
+            blocks = make_blocks(("aab", "abb")[pick % 2] * min(50, prompt // 300))
+            kind, tenant = CLASSES[pick // 5 % len(CLASSES)], ("", "", "a", "b")[pick // 17 % 4]
+            request = make_request(
+                f"r{number}",
+                prompt,
+                model=model,
+                size_bytes=size,
+                request_class=kind,
+                blocks=blocks,
+                tenant=tenant,
+            )
             came_at = self.now if upload is None else self.now - upload
             self.shell.live[request.id] = Live(request, came_at)
             self.feed(Arrived(request, None if upload is None else came_at))
@@ -212,6 +246,12 @@ class AnyEvents(RuleBasedStateMachine):
         self.shell.models.setdefault(engine, frozenset())
         self.feed(EngineDown(engine))
 
+    @rule(engine=st.sampled_from("xyz"), report=reports, times=st.sampled_from([1, 3]))
+    def report(self, engine: str, report: EngineReport | None, times: int) -> None:
+        """An engine tells its own figures, those of an engine that nobody knows included."""
+        for _ in range(times):
+            self.feed(EngineReported(engine, report))
+
     @precondition(lambda self: not self.shell.draining and len(self.shell.over) > 20)
     @rule()
     def drain(self) -> None:
@@ -228,6 +268,7 @@ class AnyEvents(RuleBasedStateMachine):
             self.end_request(request_id)
         assert (self.scheduler.waiting, self.scheduler.waiting_bytes, self.scheduler.waiting_tokens) == (0, 0, 0)
         assert not self.scheduler._ledger.entries
+        assert not self.scheduler.prefixes._uses
         assert not self.scheduler._ledger.backlog._queues
         assert all((e.outstanding, e.backlog, e.kv_tokens) == (0, 0, 0) for e in self.scheduler.engines)
 
@@ -262,6 +303,7 @@ class AnyEvents(RuleBasedStateMachine):
                     assert engine in self.serving(live.request.model)
                     live.engine = engine
                     last[engine] = live.request
+                    self.check_order(live)
                 case Reject(request_id, reason, retry_after):
                     self.check_refusal(live, reason, retry_after, cause)
                     del self.shell.live[request_id]
@@ -272,6 +314,12 @@ class AnyEvents(RuleBasedStateMachine):
             self.check_queue(cause.request.id)
         for engine, request in last.items():
             self.check_gate(engine, request)
+
+    def check_order(self, released: Live) -> None:
+        """Check that who came first goes first, where that is the order and there is one queue."""
+        if self.scheduler.config.ordering is FCFS and len(self.models) == 1:
+            waiting = [live.came_at for live in self.shell.live.values() if live.engine is None]
+            assert released.came_at <= min(waiting, default=self.now)
 
     def check_counts(self) -> None:
         live = self.shell.live.values()
@@ -297,9 +345,14 @@ class AnyEvents(RuleBasedStateMachine):
         assert engine.outstanding <= of.max_num_seqs
         if of.kv_tokens is None or engine.outstanding == 1:
             return
-        room = (1 - GATE.kv_watermark) * of.kv_tokens - GATE.kv_growth_tokens
+        kv_tokens, free = engine.kv_tokens + engine.reports.kv_error, 1 - engine.reports.caution
+        if engine.outputs.learnt:
+            growth, room = 0, free * of.kv_tokens
+        else:
+            growth = GATE.kv_growth_tokens
+            room = (free - GATE.kv_watermark) * of.kv_tokens - growth
         if released_last.prompt_tokens <= room:
-            assert engine.kv_tokens + GATE.kv_growth_tokens * (engine.outstanding - 1) <= room
+            assert kv_tokens + growth * (engine.outstanding - 1) <= room + 1e-6
 
     def check_refusal(self, live: Live, reason: RejectReason, retry_after: float | None, cause: Event | None) -> None:
         serving = self.serving(live.request.model)

@@ -3,9 +3,9 @@
 A slice may outlive what it was for: its request, its request's stay at that engine, and its engine's being up.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from builders import make_limits, make_request
+from builders import make_blocks, make_limits, make_request
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -20,6 +20,7 @@ from proxy.core.events import (
     DrainStarted,
     Ended,
     EngineDown,
+    EngineReported,
     EngineUp,
     Event,
     NotStarted,
@@ -29,6 +30,7 @@ from proxy.core.events import (
 )
 from proxy.core.request import RELAXED, STRICT, RejectReason, Request, RequestClass
 from proxy.core.scheduler import Scheduler
+from proxy.core.selfreport import EngineReport
 from proxy.core.tiles import TileConfig
 
 configs = st.builds(
@@ -53,7 +55,7 @@ limits = st.builds(
 )
 intervals = st.one_of(st.integers(0, 100_000), st.integers(0, 3_000_000)).map(lambda us: us / 1e6)
 picks = st.integers(0, 1 << 16)
-classes = st.sampled_from([STRICT, STRICT, RELAXED, RequestClass("any")])
+classes = st.sampled_from([STRICT, STRICT, RELAXED, RequestClass("any"), RequestClass("soon", 1.0, weight=3.0)])
 newcomers = st.tuples(
     st.sampled_from([1, 30, 130, 700, 3000, 3000, 15_000]), classes, st.sampled_from([True, True, True, False])
 )
@@ -137,7 +139,16 @@ class Tiles(RuleBasedStateMachine):
     def arrive(self, burst: list[tuple[int, RequestClass, bool]]) -> None:
         for prompt, request_class, sliceable in burst:
             number = len(self.shell.live) + len(self.shell.over)
-            request = make_request(f"r{number}", prompt, request_class=request_class, sliceable=sliceable)
+            blocks = make_blocks(("aab", "abb")[number % 2] * (prompt // 300))
+            tenant = "ab"[number // 3 % 2]
+            request = make_request(
+                f"r{number}",
+                prompt,
+                request_class=request_class,
+                sliceable=sliceable,
+                blocks=blocks,
+                tenant=tenant,
+            )
             self.shell.live[request.id] = Live(request, sliceable=sliceable)
             self.feed(Arrived(request))
 
@@ -147,7 +158,7 @@ class Tiles(RuleBasedStateMachine):
         live = self.pick_live(pick)
         tokens = max(1, int(live.request.prompt_tokens * factor))
         if live.engine is None and live.at is None:
-            live.request = make_request(live.request.id, tokens, request_class=live.request.request_class)
+            live.request = replace(live.request, prompt_tokens=tokens)
             live.sliceable = True
         self.feed(Tokenized(live.request.id, tokens))
 
@@ -221,6 +232,10 @@ class Tiles(RuleBasedStateMachine):
         self.shell.up[engine] = True
         self.shell.limits[engine] = of
         self.feed(EngineUp(engine, of))
+
+    @rule(engine=st.sampled_from("xy"), running=st.sampled_from([0, 3, 9]), usage=st.sampled_from([0.0, 0.5, 1.0]))
+    def report(self, engine: str, running: int, usage: float) -> None:
+        self.feed(EngineReported(engine, EngineReport(running, 0, usage, 0)))
 
     @precondition(lambda self: len(self.shell.live) > 4 and not self.shell.draining)
     @rule()

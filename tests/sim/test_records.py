@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from builders import make_record, make_scheduled
@@ -180,3 +181,10 @@ def test_a_run_of_next_to_nothing_has_a_summary_that_is_valid_json(records: list
     assert summary["requests"] == len(records)
     assert summary["offered_per_s"] is None
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+
+
+def test_ttft_is_told_by_tenant_where_there_are_any() -> None:
+    calm, flood = make_record(1.0), make_record(5.0, index=1)
+    calm.request, flood.request = replace(calm.request, tenant="calm"), replace(flood.request, tenant="flood")
+    found = summarise([calm, flood, make_record(9.0, index=2)])["ttft_s_by_tenant"]
+    assert {name: (row["requests"], row["p99"]) for name, row in found.items()} == {"calm": (1, 1.0), "flood": (1, 5.0)}

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from typing import Any
+from zlib import crc32
 
 from proxy.core.admission import GateConfig
 from proxy.core.config import SchedulerConfig
 from proxy.core.engine import EngineBelief, EngineLimits
 from proxy.core.events import EngineUp
+from proxy.core.prefix import NO_BLOCKS, PromptBlocks
 from proxy.core.request import RELAXED, Request, RequestClass
 from proxy.core.scheduler import Scheduler
 from proxy.sim.records import RequestRecord
@@ -27,8 +29,26 @@ def make_request(
     request_class: RequestClass = RELAXED,
     sliceable: bool = False,
     size_bytes: int = 0,
+    blocks: PromptBlocks = NO_BLOCKS,
+    tenant: str = "",
 ) -> Request:
-    return Request(request_id, prompt_tokens, model, max_tokens, request_class, sliceable, size_bytes)
+    return Request(
+        request_id,
+        prompt_tokens,
+        model,
+        max_tokens,
+        request_class,
+        sliceable,
+        size_bytes,
+        blocks=blocks,
+        tenant=tenant,
+    )
+
+
+def make_blocks(text: str, tokens: int = 100) -> PromptBlocks:
+    """Blocks of ``tokens`` tokens, one for each character: two texts share as many as they begin with alike."""
+    hashes = tuple(crc32(text[: i + 1].encode()) for i in range(len(text)))
+    return PromptBlocks(hashes, tuple(tokens * (i + 1) for i in range(len(text))))
 
 
 def make_limits(

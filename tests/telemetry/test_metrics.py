@@ -8,9 +8,10 @@ import pytest
 from builders import make_limits, make_request
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.core.events import Arrived, EngineUp, TokensProduced
+from proxy.core.events import Arrived, EngineReported, EngineUp, TokensProduced
 from proxy.core.request import Outcome, RejectReason, RequestClass
 from proxy.core.scheduler import Scheduler
+from proxy.core.selfreport import EngineReport
 from proxy.core.stepmodel import PRIOR, StepCoefficients, StepLoad
 from proxy.telemetry.metrics import OTHER, Metrics
 from proxy.telemetry.report import RequestReport, TokenTimes
@@ -146,6 +147,8 @@ def test_gauges_show_the_scheduler_at_the_time_of_the_scrape(scheduler: Schedule
     scheduler.handle(Arrived(make_request("a", 300)), 0.0)
     scheduler.handle(TokensProduced("a"), 0.1)
     scheduler.handle(Arrived(make_request("b", 20, size_bytes=90)), 0.2)
+    for preemptions in range(3):
+        scheduler.handle(EngineReported("http://e0", EngineReport(3, 1, 0.5, preemptions)), 0.2)
     found = read(metrics)
     engine = "engine=http://e0"
     assert found["slai_queue_requests"] == {"": 1}
@@ -161,6 +164,9 @@ def test_gauges_show_the_scheduler_at_the_time_of_the_scrape(scheduler: Schedule
     assert found["slai_engine_feedback_duration_seconds"] == {engine: 0.005}
     assert found["slai_engine_steps_ahead"] == {engine: 0}
     assert found["slai_engine_tbt_slack_seconds"][engine] < 0.5
+    assert found["slai_engine_kv_error_tokens"][engine] > 50
+    assert found["slai_engine_kv_caution"] == {engine: 0.02}
+    assert found["slai_engine_foreign_requests"] == {engine: 3}
 
 
 def test_without_a_deadline_in_flight_there_is_no_slack(metrics: Metrics) -> None:

@@ -9,30 +9,45 @@ from typing import Any
 import pytest
 
 from proxy.core.config import SchedulerConfig
+from proxy.core.events import Arrived, EngineReported
 from proxy.core.ordering import first_come_first_served
+from proxy.core.policies import PolicyName, configure
 from proxy.core.recording import Record, RecordedScheduler
+from proxy.core.request import RequestClass
 from proxy.core.tiles import TileConfig
 from proxy.sim.engine import EngineConfig
 from proxy.sim.profiles import PROFILES
 from proxy.sim.simulator import SimulationConfig, simulate
-from proxy.sim.workload import draw_workload, sharegpt_like
+from proxy.sim.workload import ClassShare, draw_workload, sharegpt_like
 from proxy.telemetry.decisionlog import PARTS, LogFile, part_path
 from proxy.telemetry.replay import LogError, open_log, replay
 from proxy.wire.decisions import Head, line_of
 
 CONFIG = SchedulerConfig(max_queue_requests=20)
+CLASSES = (
+    ClassShare(RequestClass("strict", tbt_seconds=0.1, weight=2.0), 0.2),
+    ClassShare(RequestClass("prompt", ttft_seconds=2.0, tbt_seconds=0.5), 0.4),
+    ClassShare(RequestClass("relaxed", tbt_seconds=0.5), 0.4),
+)
 
 
 def records_of(config: SchedulerConfig, *, requests: int = 60, engines: int = 2, seed: int = 1) -> list[Record]:
     """What a simulated proxy under pressure is told and decides."""
-    drawn = draw_workload(sharegpt_like(500), rate=3.5 * engines, requests=requests, seed=seed)
+    drawn = draw_workload(
+        sharegpt_like(500),
+        rate=3.5 * engines,
+        requests=requests,
+        seed=seed,
+        classes=CLASSES,
+        tenants={"one": 0.6, "two": 0.3, "three": 0.1},
+    )
     workload = [replace(r, output_tokens=max(1, r.output_tokens // 6)) for r in drawn]
     records: list[Record] = []
 
     def make(config: SchedulerConfig) -> RecordedScheduler:
         return RecordedScheduler(config, records.append)
 
-    simulation = SimulationConfig(EngineConfig(PROFILES["rtx6000ada"]), engines)
+    simulation = SimulationConfig(EngineConfig(PROFILES["rtx6000ada"]), engines, report_seconds=0.5)
     simulate(workload, simulation, config, make_scheduler=make)
     return records
 
@@ -67,23 +82,27 @@ def line_with(path: Path, words: bytes, nth: int = 0) -> int:
     return [number for number, line in enumerate(path.read_bytes().splitlines()) if words in line][nth]
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        CONFIG,
-        SchedulerConfig(ordering=first_come_first_served(), max_queue_requests=3),
-        SchedulerConfig(tiles=TileConfig()),
-        SchedulerConfig(queue_timeout_seconds=2.0, max_wait_seconds=1.0),
-    ],
-    ids=["gate", "short queue", "tiles", "impatient"],
-)
-def test_every_decision_is_reproduced(config: SchedulerConfig, tmp_path: Path) -> None:
-    records = records_of(config)
-    write(tmp_path / "log", records, config)
+RULES = {
+    "gate": CONFIG,
+    "short queue": SchedulerConfig(ordering=first_come_first_served(), max_queue_requests=3),
+    "tiles": SchedulerConfig(tiles=TileConfig()),
+    "impatient": SchedulerConfig(queue_timeout_seconds=2.0, max_wait_seconds=1.0),
+    "slai": configure(PolicyName.SLAI, SchedulerConfig(tenant_weights={"one": 2.0}), 10.0),
+    "rad": configure(PolicyName.RAD, SchedulerConfig(), 10.0),
+}
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_every_decision_is_reproduced(rules: str, tmp_path: Path) -> None:
+    records = records_of(RULES[rules])
+    write(tmp_path / "log", records, RULES[rules])
     found = replay(open_log(tmp_path / "log"))
     assert found.difference is None
     assert found.events == len(records)
     assert found.actions == sum(len(r[2]) for r in records if isinstance(r[2], list)) >= 60
+    events = [record[1] for record in records]
+    assert any(isinstance(event, EngineReported) for event in events)
+    assert {event.request.tenant for event in events if isinstance(event, Arrived)} == {"one", "two", "three"}
 
 
 def test_a_decision_that_was_another_is_found_with_what_led_to_it(path: Path) -> None:
