@@ -144,8 +144,8 @@ def _add_engines(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--async-scheduling",
         action="store_true",
-        help="the engines compose each step while the one before it runs, vLLM's default on GPUs: a prompt waits a step "
-        "longer, and tiles have to be sent a step ahead (default: off, as in the paper)",
+        help="the engines compose each step while the one before it runs, vLLM's default on GPUs: a prompt waits a "
+        "step longer, and tiles have to be sent a step ahead (default: off, as in the paper)",
     )
     group.add_argument(
         "--watermark",

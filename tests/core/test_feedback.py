@@ -25,7 +25,9 @@ def catching_step(truth: float, steps: Sequence[float], phase: float, steps_ahea
     raise AssertionError
 
 
-def learn_all(delay: FeedbackDelay, truth: float, *, count: int = 1000, steps_ahead: int = 0, spread: float = 0) -> None:
+def learn_all(
+    delay: FeedbackDelay, truth: float, *, count: int = 1000, steps_ahead: int = 0, spread: float = 0
+) -> None:
     """Prompts released at any phase of steps that last 25 to 95 ms, on a way that lasts up to ``spread`` longer."""
     random = Random(1)
     for _ in range(count):
