@@ -500,3 +500,4 @@ def test_of_prompts_that_the_engine_keeps_back_the_first_alone_tells_of_delay() 
 
 def test_prompts_released_into_a_silence_tell_of_no_delay() -> None:
     assert far_engine(kept_from=30, stall=0.4).delay.seconds <= 0.005
+    assert far_engine(kept_from=30, kept_for=3, stall=0.16).delay.seconds <= 0.005

@@ -108,6 +108,13 @@ def test_a_prompt_that_waited_inside_the_engine_for_long_tells_nothing() -> None
     assert (delay.seconds, delay.least_seconds, delay.steps) == before
 
 
+def test_the_delay_stays_below_what_a_prompt_may_wait_for_nothing_else() -> None:
+    delay = FeedbackDelay(0.005)
+    for _ in range(50):
+        delay.learn([2.1, 1.1, 0.1])
+        assert delay.seconds <= 0.35
+
+
 def test_an_engine_that_begins_to_schedule_ahead_is_noticed() -> None:
     delay = FeedbackDelay(0.005)
     learn_all(delay, 0.03)

@@ -204,7 +204,7 @@ def test_a_difference_within_the_models_error_settles_nothing() -> None:
 
 
 def test_a_model_that_has_seen_little_and_a_step_not_seen_settle_nothing() -> None:
-    assert doubted(OnlineStepModel(), 0, 300) == []
+    assert doubted(OnlineStepModel(), 0, 3000) == []
     assert doubted(trained(), 0, 300, observed=False) == []
 
 
