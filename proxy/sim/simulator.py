@@ -43,9 +43,6 @@ class SimulationConfig:
     engines: int = 1
     network_seconds: float = 0.001
     """One-way delay between an engine and whoever talks to it: the proxy, or the clients where there is none."""
-    async_scheduling: bool = False
-    """Whether the engine composes each step while the one before it runs, as vLLM does on GPUs: a prompt that comes
-    during a step is then taken in one step later."""
     seed: int = 0
     """Of the engines' jitter, if they have any."""
     report_seconds: float = 2.0
@@ -154,39 +151,25 @@ class _Engine:
         self._on_step_end = on_step_end
         self._busy = False
         self._received_us: dict[str, int] = {}  # of prompts that no step has worked on yet
-        self._async_scheduling = config.async_scheduling
-        self._too_late: list[_Prompt] = []  # came after the next step was composed
 
     def send(self, prompt: _Prompt) -> None:
         self._clock.at(self._clock.now_us + self.network_us, self._receive, prompt)
 
     def _receive(self, prompt: _Prompt) -> None:
-        self._received_us[prompt.sequence_id] = self._clock.now_us
-        if self._async_scheduling and self._busy:
-            self._too_late.append(prompt)
-        else:
-            self._add(prompt)
-
-    def _add(self, prompt: _Prompt) -> None:
         request_id = prompt.sequence_id
         try:
             self.model.add(*prompt[:4], tbt_seconds=prompt.tbt_seconds, common=prompt.common)
         except ValueError:  # longer than the KV cache, as vLLM's 400
-            del self._received_us[request_id]
             self._clock.at(self._clock.now_us + self.network_us, self._refuse, request_id)
             return
+        self._received_us[request_id] = self._clock.now_us
         if not self._busy:
             self._step()
 
     def _step(self) -> None:
         seconds = self.model.start_step()
-        too_late, self._too_late = self._too_late, []
-        self._busy = seconds is not None or bool(too_late)
-        for prompt in too_late:
-            self._add(prompt)
+        self._busy = seconds is not None
         if seconds is None:
-            if too_late:
-                self._step()
             return
         self.busy_seconds += seconds
         self._clock.at(self._clock.now_us + microseconds(seconds), self._end_step)

@@ -13,7 +13,7 @@ from proxy.core.actions import Action
 from proxy.core.config import SchedulerConfig
 from proxy.core.events import Arrived, EngineReported, Event
 from proxy.core.prefix import PromptBlocks
-from proxy.core.request import RequestClass
+from proxy.core.request import RELAXED, RequestClass
 from proxy.core.scheduler import Scheduler
 from proxy.core.selfreport import EngineReport
 from proxy.core.snapshot import view_state, view_waiting
@@ -178,8 +178,10 @@ def test_the_head_of_a_queue_is_what_goes_next() -> None:
     play.tokens("now", at=0.1)
     running, last = "now", 0.1
     for number in range(30):
-        promise = {"request_class": prompt} if number % 3 == 0 else {}
-        play.arrive(f"{number}", 50 + 997 * number % 600, at=0.1 + number * 0.05, tenant=f"t{number % 2}", **promise)
+        kind = prompt if number % 3 == 0 else RELAXED
+        play.arrive(
+            f"{number}", 50 + 997 * number % 600, at=0.1 + number * 0.05, tenant=f"t{number % 2}", request_class=kind
+        )
     last = play.now
     for _ in range(30):
         last += 0.2
