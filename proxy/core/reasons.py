@@ -152,8 +152,8 @@ def shut_gates(engine: EngineBelief, request: Request, config: SchedulerConfig, 
         return []
     gate, limits, shut = config.gate, engine.limits, list[str]()
     if engine.is_full:
-        foreign = f", and {engine.reports.foreign} of other clients" if engine.reports.foreign else ""
-        shut.append(f"slots: {engine.outstanding} requests{foreign}, of at most {limits.max_num_seqs}")
+        foreign = f" and {engine.reports.foreign} of other clients" if engine.reports.foreign else ""
+        shut.append(f"slots: {engine.outstanding} requests{foreign} of at most {limits.max_num_seqs}")
     backlog_limit = gate.backlog_factor * engine.lead_tokens()
     if config.tiles is None and engine.backlog >= backlog_limit:
         shut.append(f"backlog: {engine.backlog} prompt tokens before it, the gate opens below {backlog_limit:.0f}")

@@ -135,7 +135,7 @@ class TestReasons:
         for number in range(3):
             play.handle(EngineReported("e0", EngineReport(4, 0, 0.5, 0)), 0.1 + number)
         play.arrive("b")
-        assert waits(play, "b").waits_for == {"e0": ["slots: 1 requests, and 3 of other clients, of at most 4"]}
+        assert waits(play, "b").waits_for == {"e0": ["slots: 1 requests and 3 of other clients of at most 4"]}
 
     def test_the_turn_of_other_tenants(self) -> None:
         play = Play(max_num_seqs=1)
