@@ -188,9 +188,10 @@ class EngineBelief:
 
     def intake(self, released_at: float, now: float) -> range:
         """The steps, counted from the one under way, any of which may take in what was released then."""
-        delay = self.delay
-        return self.forecast(now).intake(
-            released_at + delay.least_seconds, released_at + delay.seconds, delay.steps, self.model.error_p95_seconds
+        forecast, delay = self.forecast(now), self.delay
+        error_seconds = self.model.errors_of(forecast.loads[0]).p95
+        return forecast.intake(
+            released_at + delay.least_seconds, released_at + delay.seconds, delay.steps, error_seconds
         )
 
     def _loads(self, *, soonest: bool = False) -> list[StepLoad]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from proxy.core.prefix import PrefixIndex
     from proxy.core.queue import WaitingQueue
     from proxy.core.scheduler import Scheduler
-    from proxy.core.stepmodel import OnlineStepModel, StepCoefficients
+    from proxy.core.stepmodel import ErrorFigures, OnlineStepModel, StepCoefficients
 
 _MOST_MODELS = 20
 _MOST_FLOWS = 100
@@ -36,8 +36,9 @@ class StepModelView:
 
     steps: int
     trusted: bool
-    error_mean_seconds: float
-    error_p95_seconds: float
+    prompt_errors: ErrorFigures
+    """Of steps with prompt tokens."""
+    decode_errors: ErrorFigures
     coefficients: StepCoefficients
 
 
@@ -282,5 +283,5 @@ def _view_prefixes(index: PrefixIndex) -> PrefixView:
 
 def _view_model(model: OnlineStepModel) -> StepModelView:
     return StepModelView(
-        model.steps, model.trusted, model.error_mean_seconds, model.error_p95_seconds, model.coefficients
+        model.steps, model.trusted, model.prompt_errors.figures(), model.decode_errors.figures(), model.coefficients
     )

@@ -66,6 +66,22 @@ _ERROR_PRIOR_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
+class ErrorFigures:
+    """How far the model was from the last steps of a kind. Seconds."""
+
+    p95: float
+    """95th percentile of how much longer they took than predicted; never negative."""
+    mean: float
+    """Mean of the absolute error."""
+    median: float
+    """Of the absolute error: no outlier moves it, so it can tell what one is."""
+
+    def __post_init__(self) -> None:
+        if not all(0 <= figure <= _LARGEST_FIGURE for figure in (self.p95, self.mean, self.median)):
+            raise ValueError("errors are those of engine steps, and not negative")
+
+
+@dataclass(frozen=True, slots=True)
 class StepModelSnapshot:
     """What a model has learnt, to begin another one with. Whatever can be made, can be used."""
 
@@ -73,17 +89,14 @@ class StepModelSnapshot:
     gram: tuple[float, ...]
     """Lower triangle of the normal equations' matrix, row by row."""
     moment: tuple[float, ...]
-    error_mean_seconds: float
-    error_p95_seconds: float
-    error_median_seconds: float
+    prompt_errors: ErrorFigures
+    decode_errors: ErrorFigures
 
     def __post_init__(self) -> None:
-        errors = self.error_mean_seconds, self.error_p95_seconds, self.error_median_seconds
         if len(self.gram) != _SIZE * (_SIZE + 1) // 2 or len(self.moment) != _SIZE:
             raise ValueError("a snapshot of other features")
-        figures = (*self.gram, *self.moment, *errors)
-        if not all(abs(figure) <= _LARGEST_FIGURE for figure in figures) or min(self.steps, *errors) < 0:
-            raise ValueError("a snapshot's figures are those of engine steps, its counts and errors not negative")
+        if not all(abs(figure) <= _LARGEST_FIGURE for figure in (*self.gram, *self.moment)) or self.steps < 0:
+            raise ValueError("a snapshot's figures are those of engine steps, its count not negative")
         if not _is_positive_semidefinite(self.rows()):
             raise ValueError("a snapshot's equations come from no steps")
 
@@ -97,6 +110,35 @@ class StepModelSnapshot:
         return matrix
 
 
+class StepErrors:
+    """The errors of the last steps of a kind; see ``ErrorFigures``."""
+
+    def __init__(self) -> None:
+        self._residuals: deque[float] = deque(maxlen=_ERRORS)
+        self.p95 = self.mean = self.median = _ERROR_PRIOR_SECONDS
+
+    def add(self, residual: float) -> None:
+        self._residuals.append(residual)
+
+    def judge(self) -> None:
+        """Draw the figures anew."""
+        if not self._residuals:
+            return
+        residuals = sorted(self._residuals)
+        self.p95 = max(0.0, residuals[ceil(0.95 * len(residuals)) - 1])
+        errors = sorted(map(abs, residuals))
+        self.mean = sum(errors) / len(errors)
+        self.median = errors[len(errors) // 2]
+
+    def figures(self) -> ErrorFigures:
+        return ErrorFigures(self.p95, self.mean, self.median)
+
+    def restore(self, figures: ErrorFigures) -> None:
+        """Begin anew with what others were like."""
+        self._residuals.clear()
+        self.p95, self.mean, self.median = figures.p95, figures.mean, figures.median
+
+
 class OnlineStepModel:
     """The fit for one engine; some microseconds per step."""
 
@@ -106,13 +148,12 @@ class OnlineStepModel:
         self._precision = [(_NOISE_SECONDS / d) ** 2 for d in _PRIOR_DEVIATION]
         self._gram = [[0.0] * _SIZE for _ in range(_SIZE)]
         self._moment = [0.0] * _SIZE
-        self._residuals: deque[float] = deque(maxlen=_ERRORS)
         self.steps = 0
-        self.error_p95_seconds = _ERROR_PRIOR_SECONDS
-        """95th percentile of how much longer the last steps took than predicted; never negative."""
-        self.error_mean_seconds = _ERROR_PRIOR_SECONDS
-        """Mean of the absolute error over the last steps."""
-        self._error_median_seconds = _ERROR_PRIOR_SECONDS  # no outlier moves it, so it can tell what one is
+        # Steps with prompt tokens are fewer and take several times as long: judged together, their errors would pass
+        # for outliers, and what is left would say nothing about them.
+        self.prompt_errors = StepErrors()
+        """Of steps with prompt tokens: those that a release makes longer."""
+        self.decode_errors = StepErrors()
 
     @property
     def trusted(self) -> bool:
@@ -127,6 +168,10 @@ class OnlineStepModel:
         """What has been in the steps seen, added up: older ones count less, and so do those that took oddly long."""
         tokens, decodes, kv_tokens, attention, prefills = (self._gram[i][0] / _SCALE[i] for i in range(1, _SIZE))
         return StepLoad(round(tokens), round(decodes), round(kv_tokens), attention, round(prefills))
+
+    def errors_of(self, load: StepLoad) -> StepErrors:
+        """How far the model was from steps of this kind."""
+        return self.prompt_errors if load.prefill_tokens else self.decode_errors
 
     def predict(self, load: StepLoad) -> float:
         """Return the expected duration of a step in seconds."""
@@ -165,8 +210,9 @@ class OnlineStepModel:
             load[4] * _SCALE[5],
         )
         residual = seconds - self.predict(load)
-        self._residuals.append(residual)
-        width = _HUBER_DEVIATIONS * max(_NOISE_SECONDS, self._error_median_seconds)
+        errors = self.errors_of(load)
+        errors.add(residual)
+        width = _HUBER_DEVIATIONS * max(_NOISE_SECONDS, errors.median)
         weight = 1.0 if abs(residual) <= width else width / abs(residual)
         for i in range(_SIZE):
             wx = weight * x[i]
@@ -177,7 +223,8 @@ class OnlineStepModel:
         self.steps += 1
         if self.steps % _SOLVE_EVERY == 0:
             self._solve()
-            self._judge()
+            self.prompt_errors.judge()
+            self.decode_errors.judge()
 
     def snapshot(self) -> StepModelSnapshot:
         """Return what has been learnt."""
@@ -185,9 +232,8 @@ class OnlineStepModel:
             self.steps,
             tuple(self._gram[i][j] for i in range(_SIZE) for j in range(i + 1)),
             tuple(self._moment),
-            self.error_mean_seconds,
-            self.error_p95_seconds,
-            self._error_median_seconds,
+            self.prompt_errors.figures(),
+            self.decode_errors.figures(),
         )
 
     def restore(self, learnt: StepModelSnapshot) -> None:
@@ -196,11 +242,9 @@ class OnlineStepModel:
         scale = min(1.0, _RESTORED_STEPS / weight) if weight > 0 else 0.0
         self._gram = [[scale * value for value in row] for row in learnt.rows()]
         self._moment = [scale * value for value in learnt.moment]
-        self._residuals.clear()
+        self.prompt_errors.restore(learnt.prompt_errors)
+        self.decode_errors.restore(learnt.decode_errors)
         self.steps = min(learnt.steps, _TRUSTED_STEPS)
-        self.error_mean_seconds = learnt.error_mean_seconds
-        self.error_p95_seconds = learnt.error_p95_seconds
-        self._error_median_seconds = learnt.error_median_seconds
         self._solve()
 
     def _solve(self) -> None:
@@ -218,13 +262,6 @@ class OnlineStepModel:
         self._theta = [0.0] * _SIZE
         for i, value in zip(free, solution, strict=True):
             self._theta[i] = value
-
-    def _judge(self) -> None:
-        residuals = sorted(self._residuals)
-        self.error_p95_seconds = max(0.0, residuals[ceil(0.95 * len(residuals)) - 1])
-        errors = sorted(map(abs, residuals))
-        self.error_mean_seconds = sum(errors) / len(errors)
-        self._error_median_seconds = errors[len(errors) // 2]
 
 
 def _as_tuple(c: StepCoefficients) -> tuple[float, ...]:

@@ -219,18 +219,10 @@ class Metrics:
         engine_gauge("slai.engine.steps.ahead", "Steps that it composes in advance", attrgetter("delay.steps"))
         engine_gauge("slai.engine.step.model.steps", "Steps that the step model was fitted to", lambda e: e.model.steps)
         engine_gauge("slai.engine.step.model.trusted", "1 once the step model is used", lambda e: e.model.trusted)
-        engine_gauge(
-            "slai.engine.step.model.error.mean",
-            "Mean absolute error of the step model",
-            attrgetter("model.error_mean_seconds"),
-            "s",
-        )
-        engine_gauge(
-            "slai.engine.step.model.error.p95",
-            "p95 of steps longer than predicted",
-            attrgetter("model.error_p95_seconds"),
-            "s",
-        )
+        for kind in ("prompt", "decode"):
+            errors, of = f"slai.engine.step.model.{kind}.error", f"model.{kind}_errors"
+            engine_gauge(f"{errors}.mean", f"Mean absolute error, {kind} steps", attrgetter(f"{of}.mean"), "s")
+            engine_gauge(f"{errors}.p95", f"p95 over what was predicted, {kind} steps", attrgetter(f"{of}.p95"), "s")
         for name in (f.name for f in fields(StepCoefficients)):
             term = attrgetter(f"model.coefficients.{name}")
             engine_gauge(f"slai.engine.step.model.{name}", f"Step model: seconds, {name.replace('_', ' ')}", term, "s")

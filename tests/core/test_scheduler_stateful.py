@@ -25,6 +25,7 @@ from proxy.core.events import (
     TokensProduced,
 )
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
+from proxy.core.queue import flow_of
 from proxy.core.rad import RadConfig
 from proxy.core.request import RELAXED, RejectReason, Request, RequestClass
 from proxy.core.scheduler import Scheduler
@@ -316,9 +317,11 @@ class AnyEvents(RuleBasedStateMachine):
             self.check_gate(engine, request)
 
     def check_order(self, released: Live) -> None:
-        """Check that who came first goes first, where that is the order and there is one queue."""
+        """Check that who came first goes first inside a flow, where that is the order and there is one queue."""
         if self.scheduler.config.ordering is FCFS and len(self.models) == 1:
-            waiting = [live.came_at for live in self.shell.live.values() if live.engine is None]
+            flow = flow_of(released.request)
+            others = (live for live in self.shell.live.values() if flow_of(live.request) == flow)
+            waiting = [live.came_at for live in others if live.engine is None]
             assert released.came_at <= min(waiting, default=self.now)
 
     def check_counts(self) -> None:
