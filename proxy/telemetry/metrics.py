@@ -221,8 +221,8 @@ class Metrics:
         engine_gauge("slai.engine.step.model.trusted", "1 once the step model is used", lambda e: e.model.trusted)
         for kind in ("prompt", "decode"):
             errors, of = f"slai.engine.step.model.{kind}.error", f"model.{kind}_errors"
-            engine_gauge(f"{errors}.mean", f"Mean absolute error, {kind} steps", attrgetter(f"{of}.mean"), "s")
-            engine_gauge(f"{errors}.p95", f"p95 over what was predicted, {kind} steps", attrgetter(f"{of}.p95"), "s")
+            engine_gauge(f"{errors}.mean", f"Mean error, share of prediction, {kind}", attrgetter(f"{of}.mean"))
+            engine_gauge(f"{errors}.p95", f"p95 beyond prediction, share of it, {kind}", attrgetter(f"{of}.p95"))
         for name in (f.name for f in fields(StepCoefficients)):
             term = attrgetter(f"model.coefficients.{name}")
             engine_gauge(f"slai.engine.step.model.{name}", f"Step model: seconds, {name.replace('_', ' ')}", term, "s")

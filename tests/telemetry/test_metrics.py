@@ -183,8 +183,8 @@ def test_the_step_model_is_shown(scheduler: Scheduler, metrics: Metrics) -> None
     assert found[f"{prefix}steps"] == {engine: 800}
     assert found[f"{prefix}trusted"] == {engine: 1}
     for kind, errors in (("prompt", model.prompt_errors), ("decode", model.decode_errors)):
-        assert found[f"{prefix}{kind}_error_mean_seconds"] == {engine: errors.mean}
-        assert found[f"{prefix}{kind}_error_p95_seconds"] == {engine: errors.p95}
+        assert found[f"{prefix}{kind}_error_mean"] == {engine: errors.mean}
+        assert found[f"{prefix}{kind}_error_p95"] == {engine: errors.p95}
     coefficients = {name: found[f"{prefix}{name}_seconds"][engine] for name in (f.name for f in fields(PRIOR))}
     assert StepCoefficients(**coefficients) == model.coefficients
     assert coefficients["per_prefill_token"] > 0
