@@ -54,6 +54,8 @@ class ClassSettings(BaseModel):
 
     ttft_seconds: Positive | None = None
     tbt_seconds: Positive | None = None
+    ttft_limit_seconds: Positive | None = None
+    """Who cannot have a first token so soon is refused (503), at once if that can be told."""
 
 
 class Settings(BaseSettings):
@@ -99,9 +101,11 @@ class Settings(BaseSettings):
     max_wait_seconds: Positive = 60.0
     """Who has waited this long goes first."""
     queue_timeout_seconds: Positive = 300.0
-    """Who has waited this long is refused (429)."""
+    """Who has waited this long is refused (429); who would have to, at once (503)."""
     max_queue_requests: Annotated[int, Field(ge=0)] = 10_000
     """Most requests that wait; one more is refused (429)."""
+    max_queue_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Most prompt tokens that wait; by default as many as can be served within queue_timeout_seconds."""
     max_queue_bytes: Annotated[int, Field(ge=0)] = 512 << 20
     """Most bytes of request bodies that wait."""
     backlog_factor: Positive = 1.5
@@ -194,7 +198,10 @@ class Settings(BaseSettings):
         return (init_settings,)
 
     def request_classes(self) -> dict[str, RequestClass]:
-        return {name: RequestClass(name, c.ttft_seconds, c.tbt_seconds) for name, c in self.classes.items()}
+        return {
+            name: RequestClass(name, c.ttft_seconds, c.tbt_seconds, c.ttft_limit_seconds)
+            for name, c in self.classes.items()
+        }
 
     def engine_limits(self, cache: CacheConfig) -> EngineLimits:
         """The limits of an engine that reports ``cache``; a configured figure wins."""
@@ -213,6 +220,7 @@ class Settings(BaseSettings):
             max_wait_seconds=self.max_wait_seconds,
             queue_timeout_seconds=self.queue_timeout_seconds,
             max_queue_requests=self.max_queue_requests,
+            max_queue_tokens=self.max_queue_tokens,
             max_queue_bytes=self.max_queue_bytes,
         )
         return configure(PolicyName(self.policy), base, self.aging_seconds)

@@ -186,7 +186,7 @@ def test_the_situations_are_what_they_are_called() -> None:
         engines = {"dispatch engine-0", "dispatch engine-1"}
         assert engines <= decisions[name]
     assert "reject queue_full" in decisions["short queue"]
-    assert "reject queue_timeout" in decisions["impatient queue"]
+    assert "reject too_late" in decisions["impatient queue"], "who would be timed out is refused before"
     assert {"slice engine-0", "slice engine-1"} <= decisions["tiles"]
 
 

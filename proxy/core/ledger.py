@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from proxy.core.engine import EngineBelief
+    from proxy.core.overload import Overload
     from proxy.core.queue import Servers, Waiting
     from proxy.core.rad import ModeSwitch
 
@@ -36,10 +37,11 @@ class Entry:
 class Ledger:
     """The state that the scheduler keeps and its rules of release work on."""
 
-    def __init__(self, max_wait_seconds: float, modes: ModeSwitch | None = None) -> None:
+    def __init__(self, max_wait_seconds: float, overload: Overload, modes: ModeSwitch | None = None) -> None:
         self.engines: dict[str, EngineBelief] = {}
         self.entries: dict[str, Entry] = {}
         self.backlog = Backlog(max_wait_seconds)
+        self.overload = overload
         self.sliced: dict[str, Entry] = {}
         """Requests half-way: some of their slices were sent, the rest waits."""
         self.slices = 0
@@ -62,9 +64,21 @@ class Ledger:
     def any_up(self, servers: Servers) -> bool:
         return any(self.engines[engine_id].up for engine_id in servers)
 
-    def wait(self, waiting: Waiting) -> None:
+    def wait(self, waiting: Waiting, now: float) -> None:
         """Put a request into the queue of those engines that serve it."""
-        self.backlog.push(waiting, self.servers(waiting.request.model))
+        servers = self.servers(waiting.request.model)
+        self.backlog.push(waiting, servers)
+        self.overload.wait(waiting, servers, now)
+
+    def release(self, waiting: Waiting, now: float) -> None:
+        """Take a request out of the queue, as an engine has room for it."""
+        self.overload.release(waiting, self.backlog.servers_of(waiting), now)
+        self.backlog.remove(waiting)
+
+    def drop(self, waiting: Waiting) -> None:
+        """Take a request out of the queue for any other reason."""
+        self.overload.leave(waiting, self.backlog.servers_of(waiting))
+        self.backlog.remove(waiting)
 
     def dispatch(self, waiting: Waiting, engine: EngineBelief, now: float) -> None:
         """Note that a request's prompt, or what is left of it, is released to ``engine``."""
@@ -74,7 +88,7 @@ class Ledger:
             entry.sliced = False
             del self.sliced[request.id]
         else:
-            self.backlog.remove(waiting)
+            self.release(waiting, now)
         entry.engine = engine
         tbt_seconds = request.request_class.tbt_seconds
         engine.release(request.id, request.prompt_tokens, now, tbt_seconds, streamed=request.streamed)

@@ -17,6 +17,8 @@ class RequestClass:
     name: str
     ttft_seconds: float | None = None
     tbt_seconds: float | None = None
+    ttft_limit_seconds: float | None = None
+    """A request that cannot have its first token so soon after its arrival is refused, at once if that can be told."""
 
 
 STRICT = RequestClass("strict", tbt_seconds=0.1)
@@ -44,6 +46,12 @@ class Request:
     """Length of the body, which somebody holds in memory while the request waits."""
     streamed: bool = True
     """Whether its tokens are seen as they come; an answer in one piece shows none until its end."""
+    fingerprint: bytes | None = None
+    """The same for a request that comes again, and for no other; ``None``: it will not be known again."""
+    waited_before_seconds: float = 0.0
+    """Time since it came first, if it was refused then and has come back when it was told to."""
+    may_wait: bool = True
+    """Whether it may be queued; if not, it starts at once or is refused."""
 
 
 class Outcome(StrEnum):
@@ -62,6 +70,10 @@ class RejectReason(StrEnum):
 
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
+    TOO_LATE = "too_late"
+    """Its first token cannot come, or has not come, within the limit of its class."""
+    NO_QUEUE = "no_queue"
+    """It could not start at once, and its client does not want to wait."""
     NO_ENGINE = "no_engine"
     UNKNOWN_MODEL = "unknown_model"
     TOO_LONG = "too_long"

@@ -7,11 +7,12 @@ events at given times leads to one sequence of actions, live or simulated.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from math import ceil
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
-from proxy.core.actions import Action, Reject
+from proxy.core.backoff import BackOff
 from proxy.core.config import SchedulerConfig
 from proxy.core.engine import EngineBelief, EngineLimits
 from proxy.core.events import (
@@ -27,12 +28,16 @@ from proxy.core.events import (
     TokensProduced,
 )
 from proxy.core.ledger import Entry, Ledger
+from proxy.core.overload import Overload
 from proxy.core.placement import least_busy, soonest, takes_a_piece
 from proxy.core.queue import Waiting, WaitingQueue
 from proxy.core.rad import ModeSwitch
 from proxy.core.release import next_whole
 from proxy.core.request import RejectReason, Request
 from proxy.core.slicing import next_tile, on_slice_end, unslice
+
+if TYPE_CHECKING:
+    from proxy.core.actions import Action, Reject
 
 
 class Scheduler:
@@ -41,7 +46,9 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig | None = None) -> None:
         self.config = config or SchedulerConfig()
         rad = self.config.rad
-        self._ledger = Ledger(self.config.max_wait_seconds, None if rad is None else ModeSwitch(rad))
+        modes = None if rad is None else ModeSwitch(rad)
+        self._ledger = Ledger(self.config.max_wait_seconds, Overload(self.config), modes)
+        self._back_offs: defaultdict[str, BackOff] = defaultdict(BackOff)
         self._arrivals = 0
         self._draining = False
 
@@ -70,6 +77,11 @@ class Scheduler:
         """What is believed of each engine, in the order of joining. To look at, not to change."""
         return tuple(self._ledger.engines.values())
 
+    @property
+    def outflow_tokens_per_second(self) -> float:
+        """Prompt tokens released per second while somebody waited."""
+        return self._ledger.overload.tokens_per_second
+
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in what happened at ``now`` and return what to do about it, in this order.
 
@@ -84,26 +96,26 @@ class Scheduler:
                 refused = self._enqueue(request, now if arrived_at is None else arrived_at, now)
             case Ended(request_id, tokens):
                 self._forget(request_id, now, tokens)
-            case NotStarted(request_id, back_off_seconds):
-                refused = self._take_back(request_id, back_off_seconds, now)
+            case NotStarted(request_id, asked_seconds):
+                refused = self._take_back(request_id, asked_seconds, now)
             case Tokenized(request_id, prompt_tokens):
-                self._on_tokenized(request_id, prompt_tokens)
+                self._on_tokenized(request_id, prompt_tokens, now)
             case SliceEnded(piece, cached):
                 entry = on_slice_end(self._ledger, piece, cached=cached, now=now)
-                refused = self._refuse_if_draining(entry) if entry is not None else []
+                refused = self._refuse_if_draining(entry, now) if entry is not None else []
             case EngineUp():
-                refused = self._engine_up(event)
+                refused = self._engine_up(event, now)
             case EngineDown(engine_id):
-                refused = self._engine_down(engine_id)
+                refused = self._engine_down(engine_id, now)
             case DrainStarted():
                 self._draining = True
                 for entry in list(self._ledger.sliced.values()):
-                    unslice(self._ledger, entry)
+                    unslice(self._ledger, entry, now)
                 for _, queue in self._ledger.backlog.queues():
-                    refused += self._reject_all(queue, RejectReason.DRAINING)
+                    refused += self._reject_all(queue, RejectReason.DRAINING, now)
             case _:
                 assert_never(event)
-        return refused + self._release(now)
+        return refused + self._release(now) + self._expire(now)
 
     def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action]:
         """``handle(TokensProduced(request_id, chunks), now)`` without the event: it comes once per token."""
@@ -117,11 +129,12 @@ class Scheduler:
         for engine in self._ledger.engines.values():
             if engine.closed_until is not None and now >= engine.closed_until:
                 engine.closed_until = None
+                self._ledger.overload.resume(now)
             engine.assume_steps(now)
-        late: list[Action] = []
+        late = self._expire(now)
         for _, queue in self._ledger.backlog.queues():
             while queue and now >= queue.oldest.arrived_at + self.config.queue_timeout_seconds:
-                late.append(self._reject(queue.oldest, RejectReason.QUEUE_TIMEOUT))
+                late.append(self._reject(queue.oldest, RejectReason.QUEUE_TIMEOUT, now))
         return late + self._release(now)
 
     def next_deadline(self) -> float | None:
@@ -139,6 +152,8 @@ class Scheduler:
         if (modes := self._ledger.modes) is not None:
             held = (modes.due_at(queue.oldest.arrived_at) for _, queue in self._ledger.backlog.queues())
             due += (t for t in held if t is not None)
+        if (limit_ends_at := self._ledger.overload.next_due()) is not None:
+            due.append(limit_ends_at)
         if not due:
             return None
         deadline = min(due)
@@ -154,78 +169,98 @@ class Scheduler:
             raise ValueError(f"request id {request.id!r} is in use")
         for engine in self._ledger.engines.values():
             engine.assume_steps(now)
-        if (reason := self._why_refuse(request, now)) is not None:
-            return [Reject(request.id, reason, self._retry_after(reason))]
+        waited_before = self._ledger.overload.waited_before_seconds(request, arrived_at)
+        if waited_before:
+            request = replace(request, waited_before_seconds=waited_before)
+        key = self._key(request, arrived_at)
+        if (refusal := self._why_refuse(request, key, arrived_at, now)) is not None:
+            return [refusal]
         self._arrivals += 1
-        key = self.config.ordering(max(1, request.prompt_tokens), arrived_at)
         waiting = Waiting(request, arrived_at, key, self._arrivals)
         self._ledger.entries[request.id] = Entry(waiting, sliceable=request.sliceable)
-        self._ledger.wait(waiting)
+        self._ledger.wait(waiting, now)
+        self._ledger.overload.arrive(waiting, self._ledger.backlog.servers_of(waiting), now)
         return []
 
-    def _why_refuse(self, request: Request, now: float) -> RejectReason | None:
-        if self._draining:
-            return RejectReason.DRAINING
-        servers = self._ledger.servers(request.model)
-        if not servers:
-            return RejectReason.UNKNOWN_MODEL if self._ledger.engines else RejectReason.NO_ENGINE
-        if not self._ledger.any_up(servers):
-            return RejectReason.NO_ENGINE
-        config = self.config
-        if (
-            self.waiting < config.max_queue_requests
-            and self.waiting_bytes + request.size_bytes <= config.max_queue_bytes
-        ):
-            return None
-        # A full queue does not matter to a request that need not wait.
-        starts_now = servers not in self._ledger.backlog and self._can_start(request, now)
-        return None if starts_now else RejectReason.QUEUE_FULL
+    def _key(self, request: Request, arrived_at: float) -> float:
+        return self.config.ordering(max(1, request.prompt_tokens), arrived_at - request.waited_before_seconds)
 
-    def _take_back(self, request_id: str, back_off_seconds: float, now: float) -> list[Action]:
+    def _why_refuse(self, request: Request, key: float, arrived_at: float, now: float) -> Reject | None:
+        ledger, overload = self._ledger, self._ledger.overload
+        if self._draining:
+            return overload.refuse(request, RejectReason.DRAINING, arrived_at, now)
+        servers = ledger.servers(request.model)
+        if not servers:
+            unknown = RejectReason.UNKNOWN_MODEL if ledger.engines else RejectReason.NO_ENGINE
+            return overload.refuse(request, unknown, arrived_at, now)
+        if not ledger.any_up(servers):
+            return overload.refuse(request, RejectReason.NO_ENGINE, arrived_at, now)
+        engines = ledger.engines.values()
+        estimated_wait = overload.first_token_seconds(request, key, servers, engines, now)
+        least = estimated_wait or 0.0
+        if not request.may_wait:
+            reason = RejectReason.NO_QUEUE
+        elif overload.is_full(request, ledger.backlog):
+            reason = RejectReason.QUEUE_FULL
+            least = max(least, overload.emptied_seconds(servers, engines))
+        elif now - arrived_at + least > overload.limit_seconds(request):
+            reason = RejectReason.TOO_LATE
+        else:
+            return None
+        # None of that matters to a request that need not wait.
+        if servers not in ledger.backlog and self._can_start(request, now):
+            return None
+        return overload.refuse(
+            request, reason, arrived_at, now, least_seconds=least, estimated_wait_seconds=estimated_wait
+        )
+
+    def _take_back(self, request_id: str, asked_seconds: float | None, now: float) -> list[Action]:
         entry = self._ledger.entries.get(request_id)
         if entry is None or entry.engine is None or entry.sliced:
             return []
         engine, entry.engine = entry.engine, None
         engine.end(request_id, now)
-        engine.closed_until = max(now + back_off_seconds, engine.closed_until or 0.0)
-        self._ledger.wait(entry.waiting)
+        until = self._back_offs[engine.id].refused(asked_seconds, now)
+        engine.closed_until = max(until, engine.closed_until or 0.0)
+        self._ledger.wait(entry.waiting, now)
         if self._draining:
-            return [self._reject(entry.waiting, RejectReason.DRAINING)]
+            return [self._reject(entry.waiting, RejectReason.DRAINING, now)]
         if not self._ledger.any_up(self._ledger.backlog.servers_of(entry.waiting)):
-            return [self._reject(entry.waiting, RejectReason.NO_ENGINE)]
+            return [self._reject(entry.waiting, RejectReason.NO_ENGINE, now)]
         return []
 
-    def _engine_up(self, event: EngineUp) -> list[Action]:
+    def _engine_up(self, event: EngineUp, now: float) -> list[Action]:
         known = self._ledger.engines.get(event.engine_id)
         regroup = known is None or known.models != event.models
         engine = self._engine(event.engine_id)
         if not engine.up:
             engine.closed_until = None  # whatever it turned away, that was before
         engine.limits, engine.models, engine.up = event.limits, event.models, True
-        return self._regroup() if regroup else []
+        return self._regroup(now) if regroup else []
 
-    def _engine_down(self, engine_id: str) -> list[Action]:
+    def _engine_down(self, engine_id: str, now: float) -> list[Action]:
         new = engine_id not in self._ledger.engines
         self._engine(engine_id).up = False
-        refused = self._regroup() if new else []
+        refused = self._regroup(now) if new else []
         for entry in [e for e in self._ledger.sliced.values() if e.engine is not None and e.engine.id == engine_id]:
-            unslice(self._ledger, entry)
-            refused += self._refuse_if_draining(entry)
+            unslice(self._ledger, entry, now)
+            refused += self._refuse_if_draining(entry, now)
         for servers, queue in self._ledger.backlog.queues():
             if not self._ledger.any_up(servers):
-                refused += self._reject_all(queue, RejectReason.NO_ENGINE)
+                refused += self._reject_all(queue, RejectReason.NO_ENGINE, now)
         return refused
 
-    def _regroup(self) -> list[Action]:
+    def _regroup(self, now: float) -> list[Action]:
         """Sort the waiting requests into queues anew, as other engines serve other models now."""
         waiting = [w for _, queue in self._ledger.backlog.queues() for w in queue]
         for w in waiting:
-            self._ledger.backlog.remove(w)
+            self._ledger.drop(w)
+        self._ledger.overload.forget_idle()
         refused: list[Action] = []
         for w in waiting:
-            self._ledger.wait(w)
+            self._ledger.wait(w, now)
             if not self._ledger.backlog.servers_of(w):
-                refused.append(self._reject(w, RejectReason.UNKNOWN_MODEL))
+                refused.append(self._reject(w, RejectReason.UNKNOWN_MODEL, now))
         return refused
 
     def _engine(self, engine_id: str) -> EngineBelief:
@@ -237,16 +272,16 @@ class Scheduler:
             self._ledger.engines[engine_id] = engine
         return engine
 
-    def _on_tokenized(self, request_id: str, prompt_tokens: int) -> None:
+    def _on_tokenized(self, request_id: str, prompt_tokens: int, now: float) -> None:
         entry = self._ledger.entries.get(request_id)
         if entry is None or entry.engine is not None:
             return
-        self._ledger.backlog.remove(entry.waiting)
+        self._ledger.drop(entry.waiting)
         request = replace(entry.waiting.request, prompt_tokens=prompt_tokens)
-        key = self.config.ordering(max(1, prompt_tokens), entry.waiting.arrived_at)
+        key = self._key(request, entry.waiting.arrived_at)
         entry.waiting = replace(entry.waiting, request=request, key=key)
         entry.sliceable = True
-        self._ledger.wait(entry.waiting)
+        self._ledger.wait(entry.waiting, now)
 
     # -- what to do --
 
@@ -261,8 +296,8 @@ class Scheduler:
             actions.append(action)
         return actions
 
-    def _refuse_if_draining(self, entry: Entry) -> list[Action]:
-        return [self._reject(entry.waiting, RejectReason.DRAINING)] if self._draining else []
+    def _refuse_if_draining(self, entry: Entry, now: float) -> list[Action]:
+        return [self._reject(entry.waiting, RejectReason.DRAINING, now)] if self._draining else []
 
     def _can_start(self, request: Request, now: float) -> bool:
         engines, gate, tiles = self._ledger.engines_for(now, now), self.config.gate, self.config.tiles
@@ -275,33 +310,32 @@ class Scheduler:
         engine = least_busy(self._ledger.engines.values(), model)
         return None if engine is None else engine.id
 
-    def _reject_all(self, queue: WaitingQueue, reason: RejectReason) -> list[Action]:
+    def _expire(self, now: float) -> list[Action]:
+        """Refuse those who wait although their limit has ended, or who may not wait at all."""
+        refused: list[Action] = []
+        while (waiting := self._ledger.overload.overdue(now)) is not None:
+            reason = RejectReason.TOO_LATE if waiting.request.may_wait else RejectReason.NO_QUEUE
+            refused.append(self._reject(waiting, reason, now))
+        return refused
+
+    def _reject_all(self, queue: WaitingQueue, reason: RejectReason, now: float) -> list[Action]:
         refusals: list[Action] = []
         while queue:
-            refusals.append(self._reject(queue.oldest, reason))
+            refusals.append(self._reject(queue.oldest, reason, now))
         return refusals
 
-    def _reject(self, waiting: Waiting, reason: RejectReason) -> Reject:
-        refusal = Reject(waiting.request.id, reason, self._retry_after(reason))
-        self._ledger.backlog.remove(waiting)
+    def _reject(self, waiting: Waiting, reason: RejectReason, now: float) -> Reject:
+        refusal = self._ledger.overload.refuse(waiting.request, reason, waiting.arrived_at, now)
+        self._ledger.drop(waiting)
         del self._ledger.entries[waiting.request.id]
         return refusal
-
-    def _retry_after(self, reason: RejectReason) -> float | None:
-        if reason in (RejectReason.NO_ENGINE, RejectReason.DRAINING):
-            return self.config.no_engine_retry_seconds
-        if reason not in (RejectReason.QUEUE_FULL, RejectReason.QUEUE_TIMEOUT):
-            return None
-        # The time in which the engines prefill all that waits, if they do nothing else.
-        tokens_per_second = sum(e.prefill_budget / e.step_seconds for e in self._ledger.engines.values() if e.up)
-        return min(60.0, max(1.0, self.waiting_tokens / max(tokens_per_second, 1.0)))
 
     def _forget(self, request_id: str, now: float, tokens: int | None) -> None:
         entry = self._ledger.entries.get(request_id)
         if entry is None:
             return
         if entry.engine is None:
-            self._ledger.backlog.remove(entry.waiting)
+            self._ledger.drop(entry.waiting)
         elif entry.sliced:
             entry.engine.drop_slices(request_id)
             del self._ledger.sliced[request_id]

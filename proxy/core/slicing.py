@@ -53,7 +53,7 @@ def _next_of(
 def _slice(ledger: Ledger, entry: Entry, engine: EngineBelief, upto_tokens: int, now: float) -> Slice:
     request_id = entry.waiting.request.id
     if not entry.sliced:
-        ledger.backlog.remove(entry.waiting)
+        ledger.release(entry.waiting, now)
         ledger.sliced[request_id] = entry
         entry.engine, entry.sliced, entry.first_slice = engine, True, ledger.slices
     entry.sliced_in = engine.step
@@ -67,7 +67,7 @@ def _remaining_urgency(entry: Entry, engine: EngineBelief, config: SchedulerConf
     """As ``urgency``, but by what is left of the prompt."""
     waiting = entry.waiting
     remaining = waiting.request.prompt_tokens - engine.held_tokens(waiting.request.id)
-    key = config.ordering(max(1, remaining), waiting.arrived_at)
+    key = config.ordering(max(1, remaining), waiting.arrived_at - waiting.request.waited_before_seconds)
     return urgency(replace(waiting, key=key), config, now)
 
 
@@ -84,15 +84,15 @@ def on_slice_end(ledger: Ledger, piece: Slice, *, cached: bool, now: float) -> E
             entry.sliced_in = -1  # all that was sent is cached: the next piece can follow at any time
         return None
     entry.sliceable = False
-    unslice(ledger, entry)
+    unslice(ledger, entry, now)
     return entry
 
 
-def unslice(ledger: Ledger, entry: Entry) -> None:
+def unslice(ledger: Ledger, entry: Entry, now: float) -> None:
     """Put a half-sliced request back into the queue: its engine is gone, or does not cache its slices."""
     request_id = entry.waiting.request.id
     assert entry.engine is not None
     entry.engine.drop_slices(request_id)
     del ledger.sliced[request_id]
     entry.engine, entry.sliced = None, False
-    ledger.wait(entry.waiting)
+    ledger.wait(entry.waiting, now)

@@ -130,7 +130,7 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
         watermark=args.watermark,
         jitter=Jitter() if args.jitter else None,
     )
-    simulation = SimulationConfig(engine, args.engines, args.network_ms / 1e3)
+    simulation = SimulationConfig(engine, args.engines, args.network_ms / 1e3, retries=args.retries)
     classes = tuple(args.classes or PAPER_CLASSES)
     if len({c.request_class.name for c in classes}) < len(classes):
         raise ValueError("--class: two classes have the same name")
@@ -149,7 +149,15 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
         raise TraceError(f"{trace.name}: a request of {longest:,} tokens can never fit the KV cache of {capacity:,}")
     draw_workload(trace, rate=1.0, requests=1, seed=0, classes=classes)  # The classes' shares add up, or it tells.
     return Study(
-        trace, tuple(args.policy), tuple(args.rate), tuple(args.seeds), args.requests, classes, simulation, options
+        trace,
+        tuple(args.policy),
+        tuple(args.rate),
+        tuple(args.seeds),
+        args.requests,
+        classes,
+        args.surge,
+        simulation,
+        options,
     )
 
 
@@ -163,6 +171,8 @@ def _config(args: argparse.Namespace, study: Study) -> dict[str, Any]:
         "rates": study.rates,
         "seeds": study.seeds,
         "requests": study.requests,
+        "surge": None if study.surge is None else {"factor": study.surge.factor, "s": study.surge.seconds},
+        "retries": study.simulation.retries,
         "trace": {
             "name": trace.name,
             "rows_read": trace.rows_read,

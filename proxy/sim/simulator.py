@@ -8,6 +8,7 @@ takes the very same decisions.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -45,6 +46,10 @@ class SimulationConfig:
     during a step is then taken in one step later."""
     seed: int = 0
     """Of the engines' jitter, if they have any."""
+    hold_above: int | None = None
+    """Where no scheduler decides: hold requests, first come first served, while every engine queues more than this."""
+    retries: int = 0
+    """How often a client that is refused comes back, each time when the refusal told it to."""
 
 
 @dataclass(slots=True)
@@ -117,7 +122,7 @@ class _Engine:
         config: SimulationConfig,
         deliver: Callable[[list[Produced]], None],
         refuse: Callable[[str], None],
-        on_decode_step: Callable[[], None],
+        on_step: Callable[[], None],
         *,
         number: int = 0,
         on_step_end: Callable[[], None] | None = None,
@@ -125,16 +130,22 @@ class _Engine:
         self.model = SimulatedEngine(config.engine, f"{config.seed}:{number}")
         self.queue_seconds: list[float] = []
         self.busy_seconds = 0.0
+        self._in_transit = 0
         self._clock = clock
         self._network_us = microseconds(config.network_seconds)
         self._deliver = deliver
         self._refuse = refuse
-        self._on_decode_step = on_decode_step
+        self._on_step = on_step
         self._on_step_end = on_step_end
         self._busy = False
         self._received_us: dict[str, int] = {}  # of prompts that no step has worked on yet
         self._async_scheduling = config.async_scheduling
         self._too_late: list[_Prompt] = []  # came after the next step was composed
+
+    @property
+    def queued(self) -> int:
+        """Requests that were sent to it and are in no batch."""
+        return self._in_transit + self.model.waiting
 
     def send(
         self,
@@ -144,6 +155,7 @@ class _Engine:
         content: str | None = None,
         tbt_seconds: float | None = None,
     ) -> None:
+        self._in_transit += 1
         prompt = request_id, prompt_tokens, output_tokens, content, tbt_seconds
         self._clock.at(self._clock.now_us + self._network_us, self._receive, prompt)
 
@@ -155,6 +167,7 @@ class _Engine:
             self._add(prompt)
 
     def _add(self, prompt: _Prompt) -> None:
+        self._in_transit -= 1
         request_id = prompt[0]
         try:
             self.model.add(*prompt)
@@ -180,8 +193,7 @@ class _Engine:
         for request_id in self.model.step_admitted:
             if (received_us := self._received_us.pop(request_id, None)) is not None:  # not admitted a second time
                 self.queue_seconds.append((self._clock.now_us - received_us) / 1e6)
-        if not self.model.step_load.prefill_tokens:
-            self._on_decode_step()
+        self._on_step()
 
     def _end_step(self) -> None:
         if self._on_step_end is not None:
@@ -211,7 +223,7 @@ class _Run:
                 config,
                 self._deliver,
                 self._refuse,
-                partial(self._note_decode_step, i),
+                partial(self._note_step, i),
                 number=i,
                 on_step_end=None if on_step_end is None else partial(self._note_step_end, i, on_step_end),
             )
@@ -220,6 +232,9 @@ class _Run:
         self.starved_steps = 0
         self._scheduler = scheduler
         self._on_action = on_action
+        self._retries = config.retries
+        self._hold_above = config.hold_above if scheduler is None else None
+        self._held: deque[ScheduledRequest] = deque()
         self._deadline_us: int | None = None
         self._slices: dict[str, Slice] = {}
         self._waiting: dict[str, RequestRecord] = {}  # in the proxy, in order of arrival
@@ -233,13 +248,25 @@ class _Run:
     def _arrive(self, request: ScheduledRequest) -> None:
         request_id = str(request.index)
         self.records[request_id].sent_at = self.clock.now
-        if self._scheduler is None:
+        if self._hold_above is not None:
+            self._held.append(request)
+            self._let_go()
+        elif self._scheduler is None:
             turn = list(self.engines.values())[request.index % len(self.engines)]
             tbt_seconds = request.request_class.tbt_seconds
             turn.send(request_id, request.prompt_tokens, request.output_tokens, tbt_seconds=tbt_seconds)
         else:
             self._waiting[request_id] = self.records[request_id]
             self._feed(Arrived(as_core_request(request)))
+
+    def _let_go(self) -> None:
+        """Send held requests on; see ``SimulationConfig.hold_above``."""
+        while self._held:
+            engine = min(self.engines.values(), key=lambda e: e.queued)
+            if engine.queued > (self._hold_above or 0):
+                return
+            request = self._held.popleft()
+            engine.send(str(request.index), request.prompt_tokens, request.output_tokens)
 
     def _deliver(self, produced: list[Produced]) -> None:
         now, records = self.clock.now, self.records
@@ -265,9 +292,12 @@ class _Run:
         if self._scheduler is not None:
             self._feed(Ended(sequence_id))
 
-    def _note_decode_step(self, engine: int) -> None:
-        """Judge a step without prompt tokens that this engine has just begun; see ``starved_steps``."""
-        if self._scheduler is None or not self._waiting:
+    def _note_step(self, engine: int) -> None:
+        """An engine has begun a step: let more go to it, or judge the step; see ``starved_steps``."""
+        if self._scheduler is None:
+            self._let_go()
+            return
+        if self.engines[f"engine-{engine}"].model.step_load.prefill_tokens or not self._waiting:
             return
         without_backlog_rule = replace(self._scheduler.config.gate, backlog_factor=inf)
         belief, now = self._scheduler.engines[engine], self.clock.now
@@ -303,11 +333,18 @@ class _Run:
                 case Slice(request_id, engine_id, tokens, _, _):
                     self._slices[action.slice_id] = action
                     self.engines[engine_id].send(action.slice_id, tokens, 1, request_id)
-                case Reject(request_id, reason, _):
+                case Reject(request_id, reason, retry_after_seconds):
                     del self._waiting[request_id]
-                    record = self.records[request_id]
-                    record.error, record.finished_at = str(reason), self.clock.now
+                    self._turn_away(self.records[request_id], reason, retry_after_seconds)
         self._arm()
+
+    def _turn_away(self, record: RequestRecord, reason: str, retry_after_seconds: float | None) -> None:
+        record.refusals += 1
+        if retry_after_seconds is None or record.retries == self._retries:
+            record.error, record.finished_at = str(reason), self.clock.now
+            return
+        record.retries += 1
+        self.clock.at(self.clock.now_us + microseconds(retry_after_seconds), self._arrive, record.request)
 
     def _arm(self) -> None:
         assert self._scheduler is not None
@@ -336,6 +373,7 @@ def as_core_request(request: ScheduledRequest) -> Request:
         max_tokens=request.output_tokens,
         request_class=request.request_class,
         sliceable=True,
+        fingerprint=request.index.to_bytes(8),
     )
 
 

@@ -7,7 +7,7 @@ taken of the ratios, not the ratio of the medians: most of what differs from see
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from proxy.core.actions import describe
 from proxy.sim.policies import PolicyOptions, find_policy
 from proxy.sim.records import quantiles, summarise
 from proxy.sim.simulator import SimulationConfig, simulate
-from proxy.sim.workload import PAPER_CLASSES, ClassShare, ScheduledRequest, Trace, draw_workload
+from proxy.sim.workload import PAPER_CLASSES, ClassShare, ScheduledRequest, Surge, Trace, draw_workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +40,7 @@ class Study:
     seeds: tuple[int, ...]
     requests: int
     classes: tuple[ClassShare, ...] = PAPER_CLASSES
+    surge: Surge | None = None
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
     options: PolicyOptions = field(default_factory=PolicyOptions)
 
@@ -54,7 +55,14 @@ class Study:
         """
         for rate in self.rates:
             for seed in self.seeds:
-                drawn = draw_workload(self.trace, rate=rate, requests=self.requests, seed=seed, classes=self.classes)
+                drawn = draw_workload(
+                    self.trace,
+                    rate=rate,
+                    requests=self.requests,
+                    seed=seed,
+                    classes=self.classes,
+                    surge=self.surge,
+                )
                 for policy in self.policies:
                     yield RunTask(policy, rate, seed, drawn, self.simulation, self.options)
 
@@ -79,12 +87,13 @@ def perform(task: RunTask) -> RunFigures:
     policy = find_policy(task.policy)
     simulation = policy.simulation(task.simulation, task.seed)
     scheduler = policy.scheduler(task.options)
+    workload = [_with_limit(r) for r in task.workload] if policy.limits_ttft else task.workload
     decisions = hashlib.sha256()
 
     def log(action: Action, now: float) -> None:
         decisions.update(f"{describe(action, now)}\n".encode())
 
-    result = simulate(task.workload, simulation, scheduler, log)
+    result = simulate(workload, simulation, scheduler, log)
     return {
         "policy": task.policy,
         "rate": task.rate,
@@ -97,6 +106,11 @@ def perform(task: RunTask) -> RunFigures:
         "engine_queue_s": quantiles(result.engine_queue_seconds, 50, 95),
         "decisions_sha256": None if scheduler is None else decisions.hexdigest(),
     }
+
+
+def _with_limit(request: ScheduledRequest) -> ScheduledRequest:
+    kind = request.request_class
+    return replace(request, request_class=replace(kind, ttft_limit_seconds=kind.ttft_seconds))
 
 
 def summarise_study(study: Study, runs: Sequence[RunFigures]) -> dict[str, dict[str, dict[str, Any]]]:

@@ -1,6 +1,6 @@
 """The scheduler under any sequence of events at any times: what must hold after each of them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from builders import make_limits, make_request
@@ -25,7 +25,7 @@ from proxy.core.events import (
 )
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
 from proxy.core.rad import RadConfig
-from proxy.core.request import RejectReason, Request
+from proxy.core.request import RELAXED, RejectReason, Request, RequestClass
 from proxy.core.scheduler import Scheduler
 
 GATE = GateConfig(kv_watermark=0.05, kv_growth_tokens=16)
@@ -38,6 +38,7 @@ configs = st.builds(
     max_wait_seconds=st.sampled_from([0.5, 60.0]),
     queue_timeout_seconds=st.sampled_from([1.0, 300.0]),
     max_queue_requests=st.sampled_from([0, 3, 1000, 1000]),
+    max_queue_tokens=st.sampled_from([None, None, 1000]),
     max_queue_bytes=st.sampled_from([100, 1 << 20, 1 << 20]),
     no_engine_retry_seconds=st.just(5.0),
 )
@@ -49,12 +50,15 @@ limits = st.builds(
 )
 intervals = st.one_of(st.integers(0, 100_000), st.integers(0, 10_000_000)).map(lambda us: us / 1e6)
 picks = st.integers(0, 1 << 16)
-Newcomer = tuple[int, int, int, float | None]
+LIMITS = [RELAXED, RELAXED, replace(RELAXED, ttft_limit_seconds=0.3), replace(RELAXED, ttft_limit_seconds=5.0)]
+Newcomer = tuple[int, int, int, float | None, RequestClass, bool]
 newcomers = st.tuples(
     st.sampled_from([0, 1, 30, 100, 500, 600, 3000, 50_000]),  # prompt tokens
     st.sampled_from([0, 10, 60, 200]),  # bytes
     picks,  # for the model
     st.sampled_from([None, None, 0.0, 0.2, 2.0]),  # seconds of upload
+    st.sampled_from(LIMITS),
+    st.sampled_from([True, True, True, False]),  # whether it may wait
 )
 bursts: st.SearchStrategy[list[Newcomer]] = st.lists(newcomers, min_size=1, max_size=6)
 
@@ -130,10 +134,18 @@ class AnyEvents(RuleBasedStateMachine):
 
     @rule(burst=bursts)
     def arrive(self, burst: list[Newcomer]) -> None:
-        for prompt, size, pick, upload in burst:
+        for prompt, size, pick, upload, kind, may_wait in burst:
             number = len(self.shell.live) + len(self.shell.over)
             model = self.models[pick % len(self.models)]
-            request = make_request(f"r{number}", prompt, model=model, size_bytes=size)
+            request = make_request(
+                f"r{number}",
+                prompt,
+                model=model,
+                size_bytes=size,
+                request_class=kind,
+                may_wait=may_wait,
+                fingerprint=b"%d" % (pick % 50),
+            )
             came_at = self.now if upload is None else self.now - upload
             self.shell.live[request.id] = Live(request, came_at)
             self.feed(Arrived(request, None if upload is None else came_at))
@@ -178,8 +190,8 @@ class AnyEvents(RuleBasedStateMachine):
         self.end_request(self.pick_live(pick).request.id, tokens)
 
     @precondition(lambda self: any(live.engine and not live.tokens for live in self.shell.live.values()))
-    @rule(pick=picks, back_off=st.sampled_from([0.0, 0.001, 0.3, 5.0]))
-    def not_started(self, pick: int, back_off: float) -> None:
+    @rule(pick=picks, back_off=st.sampled_from([None, 0.0, 0.001, 0.3, 5.0]))
+    def not_started(self, pick: int, back_off: float | None) -> None:
         released = [live for live in self.shell.live.values() if live.engine and not live.tokens]
         live = released[pick % len(released)]
         live.engine = None
@@ -288,6 +300,8 @@ class AnyEvents(RuleBasedStateMachine):
             assert not self.shell.draining
             assert self.scheduler.waiting <= self.scheduler.config.max_queue_requests
             assert self.scheduler.waiting_bytes <= self.scheduler.config.max_queue_bytes
+            most_tokens = self.scheduler.config.max_queue_tokens
+            assert most_tokens is None or self.scheduler.waiting_tokens <= most_tokens
 
     def check_gate(self, engine_id: str, released_last: Request) -> None:
         """Check the engine's limits after a release to it, however much they shrank before."""
@@ -308,9 +322,18 @@ class AnyEvents(RuleBasedStateMachine):
             case RejectReason.QUEUE_FULL:
                 assert isinstance(cause, Arrived)
                 assert cause.request is live.request
-                if len(self.models) == 1:
-                    open_engines = [e for e in self.scheduler.engines if is_open(e, self.now)]
-                    assert self.scheduler.waiting or all(e.outstanding for e in open_engines)
+                self.check_could_not_start()
+            case RejectReason.NO_QUEUE:
+                assert isinstance(cause, Arrived | NotStarted)
+                assert not live.request.may_wait
+                self.check_could_not_start()
+            case RejectReason.TOO_LATE:
+                limit = live.request.request_class.ttft_limit_seconds
+                if isinstance(cause, Arrived) and cause.request is live.request:
+                    self.check_could_not_start()  # it would have been late
+                else:
+                    assert limit is not None
+                    assert self.now - live.came_at >= limit - 1e-6
             case RejectReason.QUEUE_TIMEOUT:
                 assert cause is None
                 assert self.now - live.came_at >= config.queue_timeout_seconds - 1e-6
@@ -323,11 +346,22 @@ class AnyEvents(RuleBasedStateMachine):
                 assert self.shell.draining
             case _:
                 raise AssertionError(reason)
-        if reason in (RejectReason.QUEUE_FULL, RejectReason.QUEUE_TIMEOUT):
+        if reason in (
+            RejectReason.QUEUE_FULL,
+            RejectReason.QUEUE_TIMEOUT,
+            RejectReason.TOO_LATE,
+            RejectReason.NO_QUEUE,
+        ):
             assert retry_after is not None
-            assert 1 <= retry_after <= 60
+            assert 1 <= retry_after <= 120
         else:
             assert retry_after == (None if reason is RejectReason.UNKNOWN_MODEL else config.no_engine_retry_seconds)
+
+    def check_could_not_start(self) -> None:
+        """Check that a request which was refused had to wait: others do, or no engine stands idle."""
+        if len(self.models) == 1:
+            open_engines = [e for e in self.scheduler.engines if is_open(e, self.now)]
+            assert self.scheduler.waiting or all(e.outstanding for e in open_engines)
 
 
 class SeveralModels(AnyEvents):

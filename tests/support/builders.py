@@ -27,8 +27,20 @@ def make_request(
     request_class: RequestClass = RELAXED,
     sliceable: bool = False,
     size_bytes: int = 0,
+    fingerprint: bytes | None = None,
+    may_wait: bool = True,
 ) -> Request:
-    return Request(request_id, prompt_tokens, model, max_tokens, request_class, sliceable, size_bytes)
+    return Request(
+        request_id,
+        prompt_tokens,
+        model,
+        max_tokens,
+        request_class,
+        sliceable,
+        size_bytes,
+        fingerprint=fingerprint,
+        may_wait=may_wait,
+    )
 
 
 def make_limits(

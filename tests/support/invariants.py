@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from proxy.core.engine import EngineBelief
+from proxy.core.overload import MAX_SENT_AWAY, has_limit
 from proxy.core.scheduler import Scheduler
 from proxy.sim.records import RequestRecord
 
@@ -36,6 +37,18 @@ def check_accounts(scheduler: Scheduler) -> None:
         for w in queue:
             serving = frozenset(e.id for e in scheduler.engines if e.serves(w.request.model))
             assert scheduler._ledger.backlog.servers_of(w) == servers == serving, "a queue is of those who serve it"
+
+    overload = scheduler._ledger.overload
+    for servers, outflow in overload._outflows.items():
+        here = scheduler._ledger.backlog._queues.get(servers, ())
+        assert outflow.tokens == sum(max(1, w.request.prompt_tokens) for w in here), (
+            "an outflow has the work of its queue"
+        )
+        assert len(outflow._work) == len(here)
+    assert set(scheduler._ledger.backlog._queues) <= set(overload._outflows)
+    assert sorted(w.number for w in overload._due) == sorted(w.number for w in queued if has_limit(w.request))
+    assert all(w.request.may_wait for w in queued), "who may not wait does not"
+    assert len(overload._sent_away) <= MAX_SENT_AWAY
 
     engaged = {i: e for i, e in scheduler._ledger.entries.items() if e.engine is not None}
     sliced = {i: e for i, e in engaged.items() if e.sliced}
