@@ -198,7 +198,7 @@ class TestReturn:
 
         async with (
             scripted_engine(script) as engine,
-            live_proxy(engine, max_num_seqs=1, order="fcfs", queue_timeout_seconds=30.0) as proxy,
+            live_proxy(engine, max_num_seqs=1, policy="fcfs", queue_timeout_seconds=30.0) as proxy,
             asyncio.TaskGroup() as group,
         ):
             group.create_task(proxy.fetch(body=body("busy")))
