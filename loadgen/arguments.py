@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from loadgen.client import Api
 from loadgen.demo import DemoPlan
 from proxy import __version__
-from proxy.sim.workload import SHAREGPT_LIKE, ClassShare, parse_class
+from proxy.sim.workload import SHAREGPT_LIKE, ClassShare, parse_class, parse_tenants
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,6 +132,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="a class of users, its share of the requests and its deadlines in seconds; repeat for each class "
         "(default: strict:0.05:tbt=0.1 and relaxed:0.95:tbt=0.5)",
     )
+    load.add_argument(
+        "--tenants",
+        type=_tenants,
+        metavar="NAME=PART[,..]",
+        help="tenants and their parts of the rate, e.g. calm=1,flood=10, told by the header x-slai-tenant (a proxy "
+        "believes it with --tenants-from header)",
+    )
     load.add_argument("--seed", type=int, default=0, metavar="N", help="draws lengths, times and classes (default: 0)")
     load.add_argument("--max-prompt-tokens", type=_count, metavar="N", help="clip longer prompts to N tokens")
     load.add_argument("--max-output-tokens", type=_count, metavar="N", help="clip longer outputs to N tokens")
@@ -211,6 +218,13 @@ def _urls(text: str) -> list[str]:
 def _class(text: str) -> ClassShare:
     try:
         return parse_class(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _tenants(text: str) -> dict[str, float]:
+    try:
+        return parse_tenants(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

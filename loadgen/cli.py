@@ -135,7 +135,9 @@ def _plan(args: argparse.Namespace) -> tuple[Trace, list[ScheduledRequest], int]
         raise UsageError("--class: two classes have the same name")
     trace = load_trace(args.trace)
     try:
-        drawn = draw_workload(trace, rate=args.rate, requests=args.requests, seed=args.seed, classes=classes)
+        drawn = draw_workload(
+            trace, rate=args.rate, requests=args.requests, seed=args.seed, classes=classes, tenants=args.tenants
+        )
     except ValueError as error:
         raise UsageError(str(error)) from error
     scaled = [
@@ -168,6 +170,7 @@ def _config(args: argparse.Namespace, model: str, nonce: int) -> dict[str, Any]:
         "requests": args.requests,
         "seed": args.seed,
         "classes": describe_classes(classes),
+        "tenants": args.tenants,
         "max_prompt_tokens": args.max_prompt_tokens,
         "max_output_tokens": args.max_output_tokens,
         "scale_lengths": args.scale_lengths,

@@ -33,6 +33,7 @@ import numpy as np
 
 from proxy.wire.openai import read_chunk
 from proxy.wire.sse import EventSplitter
+from proxy.wire.tenants import TENANT_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,6 +102,8 @@ class Client:
     async def send(self, base_url: str, record: RequestRecord, body: bytes) -> None:
         """Send one prepared request and note on ``record`` what comes back; failures are noted, not raised."""
         headers = {"Content-Type": "application/json", **self._deadline_headers(record.request.request_class)}
+        if record.request.tenant:
+            headers[TENANT_HEADER] = record.request.tenant
         error: str | None
         try:
             async with asyncio.timeout(self.timeout_seconds / self.time_scale):

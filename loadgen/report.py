@@ -89,6 +89,9 @@ def run_tables(document: Document) -> Group:
     for bucket, row in metrics["ttft_s_by_prompt_tokens"].items():
         ttft.add_row(f"prompt {bucket}", str(row["requests"]), _number(row["p50"]), "", _number(row["p99"]))
 
+    for name, row in metrics.get("ttft_s_by_tenant", {}).items():
+        ttft.add_row(f"tenant {name}", str(row["requests"]), *(_number(row[p]) for p in ("p50", "p90", "p99")))
+
     classes = _table("class", "TBT p50 (ms)", "TBT p99 (ms)", "deadline (ms)", "attainment (%)")
     for name, row in metrics["tbt_s"].items():
         deadline = deadlines.get(name, {}).get("tbt_s")
@@ -156,7 +159,7 @@ def describe_classes(classes: Iterable[ClassShare]) -> list[dict[str, Any]]:
 
 def same_workload(a: Document, b: Document) -> bool:
     """Tell whether two runs were sent the same requests at the same times."""
-    keys = ("rate", "requests", "seed", "classes", "max_prompt_tokens", "max_output_tokens", "scale_lengths")
+    keys = ("rate", "requests", "seed", "classes", "tenants", "max_prompt_tokens", "max_output_tokens", "scale_lengths")
     return _identity(a["trace"]) == _identity(b["trace"]) and all(
         a["config"].get(k) == b["config"].get(k) for k in keys
     )

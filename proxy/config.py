@@ -36,8 +36,10 @@ from proxy.core.policies import PolicyName, configure
 from proxy.core.rad import tile_advice
 from proxy.core.request import RequestClass
 from proxy.core.tiles import TileConfig
+from proxy.wire.tenants import Tenants, TenantSource
 
 ENVIRONMENT_PREFIX = "SLAI_"
+MAX_NAMED_TENANTS = 100
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -48,14 +50,26 @@ class ConfigError(Exception):
 
 
 class ClassSettings(BaseModel):
-    """The deadlines of one request class, in seconds; leave one out to promise nothing."""
+    """The deadlines of one request class, in seconds (leave one out to promise nothing), and its weight: classes of
+    one weight share the engines as one, those of another weight get that many times as much while both have to wait.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     ttft_seconds: Positive | None = None
     tbt_seconds: Positive | None = None
+    weight: Positive = 1.0
     ttft_limit_seconds: Positive | None = None
     """Who cannot have a first token so soon is refused (503), at once if that can be told."""
+
+
+class TenantSettings(BaseModel):
+    """One tenant: its share of the engines beside other tenants, and the SHA-256 (hex) of its API keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weight: Positive = 1.0
+    key_sha256: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = ()
 
 
 class Settings(BaseSettings):
@@ -123,6 +137,13 @@ class Settings(BaseSettings):
     default_class: str = "relaxed"
     """Class of a request that names none."""
 
+    tenants_from: TenantSource = TenantSource.KEY
+    """What tells tenants apart, who share the engines fairly: key, the API key; header, x-slai-tenant where a trusted
+    front sets it (else the key); none, nothing.
+    """
+    tenants: dict[str, TenantSettings] = Field(default_factory=dict)
+    """Tenants by name, with their weights and keys; others have weight 1. Named ones have metrics of their own."""
+
     max_body_bytes: PositiveInt = 32 << 20
     """Longest request body; a longer one is refused (413)."""
     connect_timeout_seconds: Positive = 3.0
@@ -185,6 +206,15 @@ class Settings(BaseSettings):
             raise ValueError("policy rad releases whole prompts: it does not go together with tiles")
         return self
 
+    @model_validator(mode="after")
+    def _check_tenants(self) -> Settings:
+        digests = [digest for tenant in self.tenants.values() for digest in tenant.key_sha256]
+        if len(set(digests)) < len(digests):
+            raise ValueError("tenants: an API key belongs to one tenant only")
+        if len(self.tenants) > MAX_NAMED_TENANTS:
+            raise ValueError(f"tenants: at most {MAX_NAMED_TENANTS}, as each has metrics of its own")
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -199,9 +229,14 @@ class Settings(BaseSettings):
 
     def request_classes(self) -> dict[str, RequestClass]:
         return {
-            name: RequestClass(name, c.ttft_seconds, c.tbt_seconds, c.ttft_limit_seconds)
+            name: RequestClass(name, c.ttft_seconds, c.tbt_seconds, c.weight, c.ttft_limit_seconds)
             for name, c in self.classes.items()
         }
+
+    def tenant_reader(self, secret: bytes) -> Tenants:
+        """What tells the tenant of a request; ``secret`` hides the API keys behind its names."""
+        names = {digest: name for name, tenant in self.tenants.items() for digest in tenant.key_sha256}
+        return Tenants(self.tenants_from, secret, names)
 
     def engine_limits(self, cache: CacheConfig) -> EngineLimits:
         """The limits of an engine that reports ``cache``; a configured figure wins."""
@@ -222,6 +257,7 @@ class Settings(BaseSettings):
             max_queue_requests=self.max_queue_requests,
             max_queue_tokens=self.max_queue_tokens,
             max_queue_bytes=self.max_queue_bytes,
+            tenant_weights={name: tenant.weight for name, tenant in self.tenants.items()},
         )
         return configure(PolicyName(self.policy), base, self.aging_seconds)
 

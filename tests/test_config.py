@@ -1,9 +1,12 @@
 """Settings: which source wins, where each value came from, and what every mistake is told."""
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from multidict import CIMultiDict
 
 from proxy.config import ClassSettings, ConfigError, Settings, advice, load_settings
 from proxy.core.engine import CacheConfig, EngineLimits
@@ -122,6 +125,29 @@ class TestValues:
     def test_classes_on_the_command_line(self) -> None:
         found = settings("--classes", '{"gold": {"ttft_seconds": 1, "tbt_seconds": 0.05}}', "--default-class", "gold")
         assert found.request_classes() == {"gold": RequestClass("gold", 1.0, 0.05)}
+
+    def test_a_class_may_have_a_weight(self) -> None:
+        found = settings("--classes", '{"gold": {"weight": 3}, "bulk": {}}', "--default-class", "bulk")
+        assert found.request_classes() == {"gold": RequestClass("gold", weight=3.0), "bulk": RequestClass("bulk")}
+
+    def test_tenants_have_weights_and_keys(self) -> None:
+        digest = hashlib.sha256(b"k").hexdigest()
+        found = settings("--tenants", json.dumps({"acme": {"weight": 2, "key_sha256": [digest]}}))
+        assert found.scheduler_config().tenant_weights == {"acme": 2.0}
+        assert found.tenant_reader(b"s").of(CIMultiDict({"x-api-key": "k"})) == "acme"
+
+    @pytest.mark.parametrize(
+        ("tenants", "told"),
+        [
+            ({"a": {"weight": 0}}, "greater than 0"),
+            ({"a": {"key_sha256": ["k"]}}, "key_sha256"),
+            ({name: {"key_sha256": ["0" * 64]} for name in "ab"}, "one tenant only"),
+            ({f"t{n}": {} for n in range(101)}, "at most 100"),
+        ],
+    )
+    def test_wrong_tenants_are_told(self, tenants: dict[str, Any], told: str) -> None:
+        with pytest.raises(ConfigError, match=told):
+            settings("--tenants", json.dumps(tenants))
 
     def test_the_classes_of_the_paper_are_the_default(self) -> None:
         found = Settings().request_classes()

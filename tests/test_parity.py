@@ -18,13 +18,14 @@ from proxy.core.config import SchedulerConfig
 from proxy.core.events import EngineUp, SliceEnded
 from proxy.core.ordering import first_come_first_served
 from proxy.core.rad import RadConfig
+from proxy.core.request import RequestClass
 from proxy.core.scheduler import Scheduler
 from proxy.core.tiles import TileConfig
 from proxy.server.driver import Driver
 from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
 from proxy.sim.profiles import PROFILES
 from proxy.sim.simulator import SimulationConfig, as_core_request, limits_of, microseconds, simulate
-from proxy.sim.workload import ScheduledRequest, draw_workload, sharegpt_like
+from proxy.sim.workload import ClassShare, ScheduledRequest, draw_workload, sharegpt_like
 
 TRACE = sharegpt_like(2_000)
 OUTPUT_SHARE = 4
@@ -35,14 +36,28 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "short queue": {"max_queue_requests": 6},
     "impatient queue": {"queue_timeout_seconds": 4.0, "max_wait_seconds": 2.0},
     "tiles": {"tiles": TileConfig()},
+    "tenants and deadlines": {"tenant_weights": {"a": 2.0}},
+    "tenants in tiles": {"tiles": TileConfig()},
     "first come, first served": {"ordering": first_come_first_served(), "max_queue_requests": 20},
     "throughput": {"ordering": first_come_first_served(), "rad": RadConfig(max_hold_seconds=2.0)},
 }
 
 
-def workload(seed: int, engines: int) -> list[ScheduledRequest]:
-    drawn = draw_workload(TRACE, rate=3.2 * engines, requests=150, seed=seed)
-    return [replace(r, output_tokens=max(1, r.output_tokens // OUTPUT_SHARE)) for r in drawn]
+CLASSES = (
+    ClassShare(RequestClass("strict", 2.0, 0.1, weight=3.0), 0.3),
+    ClassShare(RequestClass("relaxed", 8.0, 0.5), 0.7),
+)
+
+
+def workload(seed: int, engines: int, situation: str = "", *, common: bool = False) -> list[ScheduledRequest]:
+    tenants: dict[str, Any] = {"tenants": {"a": 1.0, "b": 3.0}, "classes": CLASSES} if "tenants" in situation else {}
+    drawn = draw_workload(TRACE, rate=3.2 * engines, requests=150, seed=seed, **tenants)
+    shorter = [replace(r, output_tokens=max(1, r.output_tokens // OUTPUT_SHARE)) for r in drawn]
+    # Of every four, three begin like others of their kind, some of them with all that they have.
+    return [
+        replace(r, prefix=f"kind {r.content_seed % 9}", prefix_tokens=1500) if common and r.index % 4 else r
+        for r in shorter
+    ]
 
 
 def in_microseconds(seconds: float) -> float:
@@ -60,14 +75,16 @@ class Engine:
         self._streams: dict[str, asyncio.Queue[Produced]] = {}
         self._busy = False
 
-    def send(self, sequence_id: str, prompt_tokens: int, output_tokens: int, content: str) -> asyncio.Queue[Produced]:
+    def send(
+        self, sequence_id: str, prompt_tokens: int, output_tokens: int, content: str, common: int = 0
+    ) -> asyncio.Queue[Produced]:
         stream = self._streams[sequence_id] = asyncio.Queue()
         sequence = sequence_id, prompt_tokens, output_tokens, content
-        self._loop.call_at(in_microseconds(self._network_seconds), self._receive, *sequence)
+        self._loop.call_at(in_microseconds(self._network_seconds), self._receive, sequence, common)
         return stream
 
-    def _receive(self, *sequence: Any) -> None:
-        self._model.add(*sequence)
+    def _receive(self, sequence: tuple[str, int, int, str], common: int) -> None:
+        self._model.add(*sequence, common=common)
         if not self._busy:
             self._step()
 
@@ -110,8 +127,9 @@ async def serve(
     try:
         action = await ticket
         if isinstance(action, Dispatch):
-            sequence = request_id, request.prompt_tokens, request.output_tokens, request_id
-            stream = engines[action.engine_id].send(*sequence)
+            sizes = request.prompt_tokens, request.output_tokens
+            content = request.prefix or request_id
+            stream = engines[action.engine_id].send(request_id, *sizes, content, request.prefix_tokens)
             finished = False
             while not finished:
                 _, finished = await stream.get()
@@ -181,7 +199,7 @@ def test_the_situations_are_what_they_are_called() -> None:
     decisions: dict[str, set[str]] = {}
     for name, rules in SITUATIONS.items():
         config = SimulationConfig(EngineConfig(PROFILES["rtx6000ada"]), 2)
-        log = simulated(workload(3, 2), config, SchedulerConfig(**rules))
+        log = simulated(workload(3, 2, name), config, SchedulerConfig(**rules))
         decisions[name] = {" ".join(line.split()[1:4:2]) for line in log}
         engines = {"dispatch engine-0", "dispatch engine-1"}
         assert engines <= decisions[name]
@@ -190,16 +208,17 @@ def test_the_situations_are_what_they_are_called() -> None:
     assert {"slice engine-0", "slice engine-1"} <= decisions["tiles"]
 
 
-CASES = [(seed, list(SITUATIONS)[seed // 2 % len(SITUATIONS)]) for seed in range(24)]
-CASES += [(27, "tiles"), (197, "tiles")]  # their queues empty in between
+CASES = [(seed, list(SITUATIONS)[seed // 2 % len(SITUATIONS)], False) for seed in range(24)]
+CASES += [(27, "tiles", False), (197, "tiles", False)]  # their queues empty in between
+CASES += [(seed, list(SITUATIONS)[seed // 2 % len(SITUATIONS)], True) for seed in range(12)]
 
 
-@pytest.mark.parametrize(("seed", "situation"), CASES)
-def test_simulator_and_live_driver_decide_alike(seed: int, situation: str) -> None:
+@pytest.mark.parametrize(("seed", "situation", "common"), CASES)
+def test_simulator_and_live_driver_decide_alike(seed: int, situation: str, common: bool) -> None:
     engines = 1 + seed % 2
     config = SimulationConfig(EngineConfig(PROFILES["rtx6000ada"]), engines)
     scheduler_config = SchedulerConfig(**SITUATIONS[situation])
-    requests = workload(seed, engines)
+    requests = workload(seed, engines, situation, common=common)
     expected = simulated(requests, config, scheduler_config)
     found = run_in_virtual_time(live(requests, config, scheduler_config))
     first = next((pair for pair in zip(expected, found, strict=False) if pair[0] != pair[1]), None)

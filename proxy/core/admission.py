@@ -56,6 +56,15 @@ def admits(engine: EngineBelief, prompt_tokens: int, gate: GateConfig, now: floa
     )
 
 
+def leaves_free(engine: EngineBelief, prompt_tokens: int, kept_tokens: float, gate: GateConfig) -> bool:
+    """Whether ``kept_tokens`` of KV cache, but never more than half of it, stay free for others after this prompt."""
+    capacity = engine.limits.kv_tokens
+    if capacity is None or not kept_tokens or not engine.outstanding:
+        return True
+    free = (1 - gate.kv_watermark) * capacity - gate.kv_growth_tokens * (1 + engine.outstanding) - engine.kv_tokens
+    return prompt_tokens + min(kept_tokens, capacity / 2) <= free
+
+
 def fits_kv(engine: EngineBelief, prompt_tokens: int, gate: GateConfig) -> bool:
     """Whether the KV cache has room for ``prompt_tokens`` more, and for the growth of what runs."""
     capacity = engine.limits.kv_tokens

@@ -10,6 +10,8 @@ from proxy.core.admission import GateConfig
 from proxy.core.ordering import Ordering, shortest_prompt_first
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from proxy.core.rad import RadConfig
     from proxy.core.tiles import TileConfig
 
@@ -35,6 +37,8 @@ class SchedulerConfig:
     """Bodies of waiting requests held in memory."""
     no_engine_retry_seconds: float = 5.0
     """What a client is told to wait when no engine is up."""
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    """Shares of the engines, by tenant; 1 for those not named."""
 
     def __post_init__(self) -> None:
         durations = self.max_wait_seconds, self.queue_timeout_seconds, self.no_engine_retry_seconds
@@ -44,3 +48,5 @@ class SchedulerConfig:
             raise ValueError("queue limits must not be negative")
         if self.tiles is not None and self.rad is not None:
             raise ValueError("throughput mode (rad) releases whole prompts: it does not go together with tiles")
+        if not all(0 < weight < inf for weight in self.tenant_weights.values()):
+            raise ValueError("tenants' weights must be positive and finite")

@@ -191,10 +191,17 @@ class EngineBelief:
         tbt_seconds: float | None = None,
         *,
         streamed: bool = True,
+        cached_tokens: int = 0,
     ) -> None:
-        """Note that a prompt is sent to it, whole or after slices of it."""
+        """Note that a prompt is sent to it, whole or after slices of it.
+
+        ``cached_tokens`` of it are no work, but take room: cached blocks that nobody uses are free memory, and this
+        takes them out of it. Those that a running sequence uses too are counted twice, which is on the safe side.
+        """
         held = self._held.pop(request_id, 0)
-        self._add_prefill(request_id, prompt_tokens - held, prompt_tokens, now, tbt_seconds, streamed=streamed)
+        cached = max(0, cached_tokens - held)
+        self._add_prefill(request_id, prompt_tokens - held - cached, prompt_tokens, now, tbt_seconds, streamed=streamed)
+        self.kv_tokens += cached
         if tbt_seconds is not None:
             self._deadlines[tbt_seconds] += 1
 
@@ -247,6 +254,10 @@ class EngineBelief:
         self._learn_step_seconds(seconds)
         self._next_step(steps, now, observed=steps == 1)
         return True
+
+    def context_tokens(self, request_id: str) -> int:
+        """Tokens of a released request so far, prompt and output; 0 while no token of it has come."""
+        return stream.context if (stream := self._streams.get(request_id)) is not None else 0
 
     def end(self, request_id: str, now: float, tokens: int | None = None) -> None:
         """Forget a request, whatever state it is in. ``tokens``: length of an answer that came in one piece."""

@@ -38,6 +38,8 @@ class Ended:
     request_id: str
     tokens: int | None = None
     """Length of an answer that came in one piece: it tells how fast the engine stepped, as no stream did."""
+    cached_tokens: int | None = None
+    """How much of the prompt the engine says it found in its prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from proxy.core.admission import leaves_free
+from proxy.core.lane import Pace
+from proxy.core.prefix import Prefixes
 from proxy.core.queue import Backlog
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
+    from proxy.core.admission import GateConfig
     from proxy.core.engine import EngineBelief
+    from proxy.core.fairness import Bill
+    from proxy.core.lane import Waiting
     from proxy.core.overload import Overload
-    from proxy.core.queue import Servers, Waiting
+    from proxy.core.queue import Servers
     from proxy.core.rad import ModeSwitch
+    from proxy.core.request import Request
 
 
 @dataclass(slots=True)
@@ -32,15 +39,23 @@ class Entry:
     """Number of the first slice that counts: those of an earlier attempt may still end."""
     sliced_in: int = -1
     """The engine's step in which the last slice was sent."""
+    bill: Bill | None = None
+    """What it is charged, while an engine has it or slices of it."""
 
 
 class Ledger:
     """The state that the scheduler keeps and its rules of release work on."""
 
-    def __init__(self, max_wait_seconds: float, overload: Overload, modes: ModeSwitch | None = None) -> None:
+    def __init__(
+        self,
+        max_wait_seconds: float,
+        overload: Overload,
+        modes: ModeSwitch | None = None,
+        tenant_weights: Mapping[str, float] | None = None,
+    ) -> None:
         self.engines: dict[str, EngineBelief] = {}
         self.entries: dict[str, Entry] = {}
-        self.backlog = Backlog(max_wait_seconds)
+        self.backlog = Backlog(max_wait_seconds, tenant_weights)
         self.overload = overload
         self.sliced: dict[str, Entry] = {}
         """Requests half-way: some of their slices were sent, the rest waits."""
@@ -48,6 +63,7 @@ class Ledger:
         """All slices ever sent."""
         self.modes = modes
         """Which engines are full, in throughput mode."""
+        self.prefixes = Prefixes()
 
     def __repr__(self) -> str:
         return f"<Ledger {len(self.entries)} requests, {len(self.backlog)} waiting, {len(self.engines)} engines>"
@@ -64,31 +80,62 @@ class Ledger:
     def any_up(self, servers: Servers) -> bool:
         return any(self.engines[engine_id].up for engine_id in servers)
 
+    def uncached_tokens(self, request: Request) -> int:
+        """Prompt tokens that the engine with most of them cached would have to work on; at least 1."""
+        return self.prefixes.uncached_tokens(request, self.engines.values())
+
     def wait(self, waiting: Waiting, now: float) -> None:
-        """Put a request into the queue of those engines that serve it."""
+        """Put a request into the queue of those engines that serve it; what it was charged is given back."""
+        entry = self.entries[waiting.request.id]
+        if entry.bill is not None:
+            entry.bill.cancel()
+            entry.bill = None
         servers = self.servers(waiting.request.model)
         self.backlog.push(waiting, servers)
         self.overload.wait(waiting, servers, now)
 
-    def release(self, waiting: Waiting, now: float) -> None:
-        """Take a request out of the queue, as an engine has room for it."""
-        self.overload.release(waiting, self.backlog.servers_of(waiting), now)
-        self.backlog.remove(waiting)
-
     def drop(self, waiting: Waiting) -> None:
-        """Take a request out of the queue for any other reason."""
+        """Take a request out of the queue that no engine has taken."""
         self.overload.leave(waiting, self.backlog.servers_of(waiting))
         self.backlog.remove(waiting)
+
+    def pace(self) -> Pace:
+        """How long a prompt would take now, at the engine that is fastest; only looked at where a TTFT is promised."""
+        if not self.backlog.with_deadline and not self.sliced:
+            return Pace()
+        up = (e for e in self.engines.values() if e.up)
+        fastest = min(up, key=lambda e: e.step_seconds / e.prefill_budget, default=None)
+        return Pace() if fastest is None else Pace(fastest.step_seconds, fastest.step_seconds / fastest.prefill_budget)
+
+    def kept_from(self, request: Request, servers: Servers, gate: GateConfig) -> set[str]:
+        """The engines whose KV cache is too full for a request, as some of it is kept for other tenants."""
+        kept = self.backlog.kept_from(request, servers)
+        if not kept:
+            return set()
+        each = kept / len(servers)
+        return {i for i in servers if not leaves_free(self.engines[i], request.prompt_tokens, each, gate)}
+
+    def charge(self, entry: Entry, upto_tokens: int, now: float) -> None:
+        """Charge a request's flow for its prompt up to ``upto_tokens``, and take it out of the queue if it is there."""
+        if entry.bill is None:
+            self.overload.release(entry.waiting, self.backlog.servers_of(entry.waiting), now)
+            entry.bill = self.backlog.take(entry.waiting)
+        entry.bill.charge(upto_tokens, now, last=upto_tokens >= entry.waiting.request.prompt_tokens)
 
     def dispatch(self, waiting: Waiting, engine: EngineBelief, now: float) -> None:
         """Note that a request's prompt, or what is left of it, is released to ``engine``."""
         request = waiting.request
         entry = self.entries[request.id]
+        self.charge(entry, request.prompt_tokens, now)
         if entry.sliced:
             entry.sliced = False
             del self.sliced[request.id]
-        else:
-            self.release(waiting, now)
         entry.engine = engine
-        tbt_seconds = request.request_class.tbt_seconds
-        engine.release(request.id, request.prompt_tokens, now, tbt_seconds, streamed=request.streamed)
+        engine.release(
+            request.id,
+            request.prompt_tokens,
+            now,
+            request.request_class.tbt_seconds,
+            streamed=request.streamed,
+            cached_tokens=self.prefixes.release(request, engine),
+        )

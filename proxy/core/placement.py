@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from proxy.core.admission import GateConfig
     from proxy.core.engine import EngineBelief
+    from proxy.core.prefix import Prefixes
     from proxy.core.request import Request
     from proxy.core.tiles import TileConfig
 
@@ -21,12 +22,16 @@ def soonest(
     engines: Iterable[EngineBelief],
     request: Request,
     gate: GateConfig,
-    arrived_at: float,
     now: float,
+    prefixes: Prefixes,
+    *,
+    arrived_at: float,
     reserved: Collection[str] = (),
 ) -> EngineBelief | None:
     """The engine that would begin the request soonest among those whose gate is open; ``None`` if all are shut.
 
+    One that has the prompt's beginning cached has less to do for it, so it is taken unless its backlog is longer by
+    more than that. It is not waited for while another is open: nothing waits for an engine that could begin it.
     ``reserved`` engines are kept for somebody else.
     """
     tokens = request.prompt_tokens
@@ -34,8 +39,8 @@ def soonest(
     best = min(
         (e for e in serving if admits(e, tokens, gate, now)),
         key=lambda e: (
-            harm_seconds(e, tokens, now) if gate.keep_tbt else 0.0,
-            e.estimated_wait_seconds(tokens),
+            harm_seconds(e, tokens - prefixes.cached_tokens(request, e), now) if gate.keep_tbt else 0.0,
+            e.estimated_wait_seconds(tokens - prefixes.cached_tokens(request, e)),
             e.outstanding,
             e.number,
         ),

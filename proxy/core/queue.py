@@ -2,72 +2,81 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sortedcontainers import SortedKeyList
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from proxy.core.fairness import FairShares, Flow
+from proxy.core.lane import Lane, Pace, Waiting
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from proxy.core.fairness import Bill
     from proxy.core.request import Request
 
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A request in the queue. ``number`` breaks ties: the order in which requests came."""
-
-    request: Request
-    arrived_at: float
-    key: float
-    number: int
+_NO_DEADLINES = Pace()
 
 
 class WaitingQueue:
-    """One model's waiting requests, by key and by age; O(log n) for every change.
+    """The requests that wait for one set of engines; O(log n) for every change.
 
-    Requests older than ``max_wait_seconds`` go first, oldest first, whatever their key: the bound after which
-    nobody can be overtaken any more.
+    The flow that was served least goes first (``fairness``), and inside it the order is the lane's. With one flow that
+    is all: by key, but who has waited for ``max_wait_seconds`` goes before everybody, oldest first.
     """
 
-    def __init__(self, max_wait_seconds: float) -> None:
+    def __init__(self, max_wait_seconds: float, shares: FairShares | None = None) -> None:
         self._max_wait_seconds = max_wait_seconds
-        self._by_key: SortedKeyList[Waiting] = SortedKeyList(key=lambda w: (w.key, w.number))
+        self._shares = shares or FairShares()
+        self._lanes: dict[Flow, Lane] = {}  # an empty lane is removed
         self._by_age: SortedKeyList[Waiting] = SortedKeyList(key=lambda w: (w.arrived_at, w.number))
 
     def __len__(self) -> int:
-        return len(self._by_key)
+        return len(self._by_age)
 
     def __repr__(self) -> str:
-        return f"<WaitingQueue {len(self)} waiting>"
+        return f"<WaitingQueue {len(self)} waiting in {len(self._lanes)} lanes>"
 
     def __iter__(self) -> Iterator[Waiting]:
         """Give all waiting requests, oldest first."""
         return iter(self._by_age)
 
     def push(self, waiting: Waiting) -> None:
-        self._by_key.add(waiting)
+        flow = flow_of(waiting.request)
+        lane = self._lanes.get(flow)
+        if lane is None:
+            lane = self._lanes[flow] = Lane(self._max_wait_seconds)
+            self._shares.enter(flow)
+        lane.push(waiting)
         self._by_age.add(waiting)
 
     def remove(self, waiting: Waiting) -> None:
-        self._by_key.remove(waiting)
+        flow = flow_of(waiting.request)
+        lane = self._lanes[flow]
+        lane.remove(waiting)
         self._by_age.remove(waiting)
+        if not lane:
+            del self._lanes[flow]
+            self._shares.leave(flow)
 
     @property
     def oldest(self) -> Waiting:
         """The request that has waited longest; the queue must not be empty."""
         return self._by_age[0]  # type: ignore[no-any-return]
 
-    def head(self, now: float) -> Waiting:
-        """The request to release next; the queue must not be empty."""
-        oldest = self.oldest
-        if now - oldest.arrived_at >= self._max_wait_seconds:
-            return oldest
-        return self._by_key[0]  # type: ignore[no-any-return]
+    def head(self, now: float, pace: Pace = _NO_DEADLINES) -> Waiting:
+        """The request to release next; the queue must not be empty. ``pace`` is for those with a TTFT deadline."""
+        return self._lanes[self._shares.first()].head(now, pace)
+
+
+def flow_of(request: Request) -> Flow:
+    return Flow(request.request_class.weight, request.tenant)
 
 
 Servers = frozenset[str]
 """The ids of all engines that serve a request, up or not."""
+
+_REMEMBERED_POOLS = 64
 
 
 class Backlog:
@@ -76,12 +85,16 @@ class Backlog:
     A head that finds no place then blocks nobody who could be served, and clients cannot make queues at will.
     """
 
-    def __init__(self, max_wait_seconds: float) -> None:
+    def __init__(self, max_wait_seconds: float, tenant_weights: Mapping[str, float] | None = None) -> None:
         self._max_wait_seconds = max_wait_seconds
+        self._tenant_weights = tenant_weights
         self._queues: dict[Servers, WaitingQueue] = {}  # an empty queue is removed
+        self._shares: dict[Servers, FairShares] = {}  # outlive the queues; longest without a new queue first
         self._servers: dict[str, Servers] = {}  # by request id
         self.size_bytes = 0
         self.prompt_tokens = 0
+        self.with_deadline = 0
+        """Waiting requests to which a TTFT was promised."""
 
     def __len__(self) -> int:
         return len(self._servers)
@@ -102,11 +115,12 @@ class Backlog:
     def push(self, waiting: Waiting, servers: Servers) -> None:
         queue = self._queues.get(servers)
         if queue is None:
-            queue = self._queues[servers] = WaitingQueue(self._max_wait_seconds)
+            queue = self._queues[servers] = WaitingQueue(self._max_wait_seconds, self._shares_of(servers))
         queue.push(waiting)
         self._servers[waiting.request.id] = servers
         self.size_bytes += waiting.request.size_bytes
         self.prompt_tokens += waiting.request.prompt_tokens
+        self.with_deadline += waiting.ttft_deadline is not None
 
     def remove(self, waiting: Waiting) -> None:
         servers = self._servers.pop(waiting.request.id)
@@ -116,3 +130,24 @@ class Backlog:
             del self._queues[servers]
         self.size_bytes -= waiting.request.size_bytes
         self.prompt_tokens -= waiting.request.prompt_tokens
+        self.with_deadline -= waiting.ttft_deadline is not None
+
+    def take(self, waiting: Waiting) -> Bill:
+        """Remove a request that is released, and begin to charge its flow."""
+        bill = self._shares[self.servers_of(waiting)].open_bill(flow_of(waiting.request))
+        self.remove(waiting)
+        return bill
+
+    def kept_from(self, request: Request, servers: Servers) -> float:
+        """Tokens of KV cache, over these engines, that a release of the request has to leave free for other tenants."""
+        shares = self._shares.get(servers)
+        return 0.0 if shares is None else shares.kept_from(flow_of(request))
+
+    def _shares_of(self, servers: Servers) -> FairShares:
+        shares = self._shares.pop(servers, None) or FairShares(self._tenant_weights)
+        self._shares[servers] = shares
+        if len(self._shares) > _REMEMBERED_POOLS:  # engines come and go, and what they serve changes
+            unused = next((s for s in self._shares if s not in self._queues), None)
+            if unused is not None:
+                del self._shares[unused]
+        return shares

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
+
+from proxy.core.prefix import NO_BLOCKS, PromptBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +20,14 @@ class RequestClass:
     name: str
     ttft_seconds: float | None = None
     tbt_seconds: float | None = None
+    weight: float = 1.0
+    """Its share of the engines beside classes of other weights; those of one weight share as if they were one class."""
     ttft_limit_seconds: float | None = None
     """A request that cannot have its first token so soon after its arrival is refused, at once if that can be told."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < inf:
+            raise ValueError("a class's weight must be positive and finite")
 
 
 STRICT = RequestClass("strict", tbt_seconds=0.1)
@@ -46,6 +55,10 @@ class Request:
     """Length of the body, which somebody holds in memory while the request waits."""
     streamed: bool = True
     """Whether its tokens are seen as they come; an answer in one piece shows none until its end."""
+    blocks: PromptBlocks = NO_BLOCKS
+    """By which the engines that have the prompt's beginning in their cache are found."""
+    tenant: str = ""
+    """Whose share of the engines it comes out of; tenants share those evenly, or by their weights."""
     fingerprint: bytes | None = None
     """The same for a request that comes again, and for no other; ``None``: it will not be known again."""
     waited_before_seconds: float = 0.0

@@ -27,10 +27,10 @@ from proxy.core.events import (
     Tokenized,
     TokensProduced,
 )
+from proxy.core.lane import Waiting
 from proxy.core.ledger import Entry, Ledger
 from proxy.core.overload import Overload
 from proxy.core.placement import least_busy, soonest, takes_a_piece
-from proxy.core.queue import Waiting, WaitingQueue
 from proxy.core.rad import ModeSwitch
 from proxy.core.release import next_whole
 from proxy.core.request import RejectReason, Request
@@ -38,6 +38,8 @@ from proxy.core.slicing import next_tile, on_slice_end, unslice
 
 if TYPE_CHECKING:
     from proxy.core.actions import Action, Reject
+    from proxy.core.prefix import Prefixes
+    from proxy.core.queue import Servers, WaitingQueue
 
 
 class Scheduler:
@@ -47,7 +49,7 @@ class Scheduler:
         self.config = config or SchedulerConfig()
         rad = self.config.rad
         modes = None if rad is None else ModeSwitch(rad)
-        self._ledger = Ledger(self.config.max_wait_seconds, Overload(self.config), modes)
+        self._ledger = Ledger(self.config.max_wait_seconds, Overload(self.config), modes, self.config.tenant_weights)
         self._back_offs: defaultdict[str, BackOff] = defaultdict(BackOff)
         self._arrivals = 0
         self._draining = False
@@ -82,6 +84,11 @@ class Scheduler:
         """Prompt tokens released per second while somebody waited."""
         return self._ledger.overload.tokens_per_second
 
+    @property
+    def prefixes(self) -> Prefixes:
+        """What is believed of the engines' prefix caches. To look at."""
+        return self._ledger.prefixes
+
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in what happened at ``now`` and return what to do about it, in this order.
 
@@ -94,8 +101,9 @@ class Scheduler:
                 return self.on_tokens(request_id, chunks, now)
             case Arrived(request, arrived_at):
                 refused = self._enqueue(request, now if arrived_at is None else arrived_at, now)
-            case Ended(request_id, tokens):
+            case Ended(request_id, tokens, cached_tokens):
                 self._forget(request_id, now, tokens)
+                self._ledger.prefixes.end(request_id, cached_tokens)
             case NotStarted(request_id, asked_seconds):
                 refused = self._take_back(request_id, asked_seconds, now)
             case Tokenized(request_id, prompt_tokens):
@@ -183,7 +191,9 @@ class Scheduler:
         return []
 
     def _key(self, request: Request, arrived_at: float) -> float:
-        return self.config.ordering(max(1, request.prompt_tokens), arrived_at - request.waited_before_seconds)
+        # By what is cached now. That may change while it waits, but a key that moves would have to be sorted anew.
+        aged_from = arrived_at - request.waited_before_seconds
+        return self.config.ordering(self._ledger.uncached_tokens(request), aged_from)
 
     def _why_refuse(self, request: Request, key: float, arrived_at: float, now: float) -> Reject | None:
         ledger, overload = self._ledger, self._ledger.overload
@@ -220,6 +230,7 @@ class Scheduler:
             return []
         engine, entry.engine = entry.engine, None
         engine.end(request_id, now)
+        self._ledger.prefixes.take_back(request_id)
         until = self._back_offs[engine.id].refused(asked_seconds, now)
         engine.closed_until = max(until, engine.closed_until or 0.0)
         self._ledger.wait(entry.waiting, now)
@@ -235,6 +246,7 @@ class Scheduler:
         engine = self._engine(event.engine_id)
         if not engine.up:
             engine.closed_until = None  # whatever it turned away, that was before
+            self._ledger.prefixes.clear(event.engine_id)
         engine.limits, engine.models, engine.up = event.limits, event.models, True
         return self._regroup(now) if regroup else []
 
@@ -300,9 +312,11 @@ class Scheduler:
         return [self._reject(entry.waiting, RejectReason.DRAINING, now)] if self._draining else []
 
     def _can_start(self, request: Request, now: float) -> bool:
-        engines, gate, tiles = self._ledger.engines_for(now, now), self.config.gate, self.config.tiles
+        ledger, gate, tiles = self._ledger, self.config.gate, self.config.tiles
+        kept = ledger.kept_from(request, ledger.servers(request.model), gate)
+        engines = [e for e in ledger.engines_for(now, now) if e.id not in kept]
         if tiles is None:
-            return soonest(engines, request, gate, now, now) is not None
+            return soonest(engines, request, gate, now, self._ledger.prefixes, arrived_at=now) is not None
         return takes_a_piece(engines, request, tiles, gate, now)
 
     def place_unscheduled(self, model: str) -> str | None:
@@ -340,5 +354,8 @@ class Scheduler:
             entry.engine.drop_slices(request_id)
             del self._ledger.sliced[request_id]
         else:
+            assert entry.bill is not None
+            generated = entry.engine.context_tokens(request_id) - entry.waiting.request.prompt_tokens
+            entry.bill.settle(max(tokens or 0, generated))
             entry.engine.end(request_id, now, tokens)
         del self._ledger.entries[request_id]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from proxy.core.actions import Dispatch, Slice
-from proxy.core.release import urgency
+from proxy.core.lane import urgency
 from proxy.core.tiles import next_piece
 
 if TYPE_CHECKING:
     from proxy.core.config import SchedulerConfig
     from proxy.core.engine import EngineBelief
+    from proxy.core.lane import Band
     from proxy.core.ledger import Entry, Ledger
     from proxy.core.tiles import TileConfig
 
@@ -29,13 +29,18 @@ def _next_of(
 ) -> Dispatch | Slice | None:
     """Take the next whole prompt, rest of a prompt or slice for ``engine``."""
     candidates = [e for e in ledger.sliced.values() if e.engine is engine]
+    pace = ledger.pace()
     for _, queue in ledger.backlog.queues():
-        head = queue.head(now)
+        head = queue.head(now, pace)
         if engine.serves(head.request.model):
             candidates.append(ledger.entries[head.request.id])
-    candidates.sort(key=lambda e: (_remaining_urgency(e, engine, config, now), e.waiting.number))
+    candidates.sort(key=lambda e: (_rank(e, engine, ledger, config, now), e.waiting.number))
     for entry in candidates:
         request = entry.waiting.request
+        if not entry.sliced:
+            servers = ledger.backlog.servers_of(entry.waiting)
+            if engine.id in ledger.kept_from(request, servers, config.gate):
+                continue  # what room there is, is for other tenants
         upto = next_piece(engine, request, now, tiles, config.gate, sliceable=entry.sliceable)
         if not upto:
             return None  # whoever is next has to wait for it: else nobody long would ever find room
@@ -52,8 +57,8 @@ def _next_of(
 
 def _slice(ledger: Ledger, entry: Entry, engine: EngineBelief, upto_tokens: int, now: float) -> Slice:
     request_id = entry.waiting.request.id
+    ledger.charge(entry, upto_tokens, now)
     if not entry.sliced:
-        ledger.release(entry.waiting, now)
         ledger.sliced[request_id] = entry
         entry.engine, entry.sliced, entry.first_slice = engine, True, ledger.slices
     entry.sliced_in = engine.step
@@ -63,12 +68,22 @@ def _slice(ledger: Ledger, entry: Entry, engine: EngineBelief, upto_tokens: int,
     return piece
 
 
-def _remaining_urgency(entry: Entry, engine: EngineBelief, config: SchedulerConfig, now: float) -> tuple[bool, float]:
-    """As ``urgency``, but by what is left of the prompt."""
+def _rank(
+    entry: Entry, engine: EngineBelief, ledger: Ledger, config: SchedulerConfig, now: float
+) -> tuple[tuple[float, float], tuple[Band, float]]:
+    """Whose turn it is, then the order in that flow, by what is left of the prompt.
+
+    A head of a queue is of the flow that goes next there; one half-way may have had more than its share since. Only
+    the order believes in cached prefixes: a tile is sized without them, as a wrong belief would break a deadline.
+    """
     waiting = entry.waiting
-    remaining = waiting.request.prompt_tokens - engine.held_tokens(waiting.request.id)
-    key = config.ordering(max(1, remaining), waiting.arrived_at - waiting.request.waited_before_seconds)
-    return urgency(replace(waiting, key=key), config, now)
+    request = waiting.request
+    cached = max(engine.held_tokens(request.id), ledger.prefixes.cached_tokens(request, engine))
+    remaining = max(1, request.prompt_tokens - cached)
+    key = config.ordering(remaining, waiting.aged_from)
+    ahead = entry.bill.ahead() if entry.bill is not None else (0.0, 0.0)
+    pace = ledger.pace()
+    return ahead, urgency(waiting, remaining, key, now, pace=pace, max_wait_seconds=config.max_wait_seconds)
 
 
 def on_slice_end(ledger: Ledger, piece: Slice, *, cached: bool, now: float) -> Entry | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from proxy.core.engine import CacheConfig, EngineLimits
 from proxy.core.events import DrainStarted
+from proxy.core.promptsize import PromptSizes
 from proxy.core.request import RejectReason
 from proxy.core.scheduler import Scheduler
 from proxy.server.answers import STARTED, error_response
@@ -25,6 +27,7 @@ from proxy.telemetry.tracing import Tracing, otlp_exporter
 from proxy.upstream.client import EngineClient, Timeouts
 from proxy.upstream.probe import Prober
 from proxy.wire.errors import LocalFailure, answer
+from proxy.wire.fingerprint import Fingerprinter
 
 if TYPE_CHECKING:
     from proxy.config import Settings
@@ -82,7 +85,8 @@ def create_app(
         classes = settings.request_classes()
         driver = Driver(Scheduler(settings.scheduler_config()), asyncio.get_running_loop())
         client = EngineClient(Timeouts(settings.connect_timeout_seconds, settings.idle_timeout_seconds))
-        metrics = Metrics(driver.scheduler, classes)
+        sizes = PromptSizes()
+        metrics = Metrics(driver.scheduler, classes, settings.tenants, sizes)
         prober = Prober(
             settings.engines,
             limits or settings.engine_limits,
@@ -91,7 +95,16 @@ def create_app(
         )
         app[PROXY] = Proxy(settings, driver, client, metrics, tracing, prober)
         app[_GENERATOR] = Generator(
-            driver, client, metrics, tracing, classes, classes[settings.default_class], driver.scheduler.config.tiles
+            driver,
+            client,
+            metrics,
+            tracing,
+            sizes,
+            Fingerprinter(secrets.token_bytes(32)),
+            classes,
+            classes[settings.default_class],
+            settings.tenant_reader(secrets.token_bytes(32)),
+            driver.scheduler.config.tiles,
         )
         app[_PASS_THROUGH] = PassThrough(driver.scheduler, client)
         # Before the first request: who is there? An engine that is down now costs no more than its refusal.

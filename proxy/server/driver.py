@@ -71,11 +71,14 @@ class Driver:
         if actions := self.scheduler.on_tokens(request_id, chunks, now):
             self._perform(actions, now)
 
-    def end(self, request_id: str, tokens: int | None = None) -> None:
-        """Tell that a request is over. ``tokens``: length of an answer that was not streamed, if it told."""
+    def end(self, request_id: str, tokens: int | None = None, cached_tokens: int | None = None) -> None:
+        """Tell that a request is over.
+
+        ``tokens``: length of an answer that was not streamed; ``cached_tokens``: of the prompt; each if it was told.
+        """
         self._tickets.pop(request_id, None)
         self._on_slice.pop(request_id, None)
-        self.feed(Ended(request_id, tokens))
+        self.feed(Ended(request_id, tokens, cached_tokens))
 
     def feed(self, event: Event) -> None:
         """Tell the scheduler what happened and do what it wants done."""

@@ -18,6 +18,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy.core.actions import Dispatch, Reject
+from proxy.core.prefix import NO_BLOCKS
 from proxy.core.request import Outcome, Request, RequestClass
 from proxy.server.answers import error_response, start
 from proxy.server.meter import StreamMeter
@@ -32,10 +33,14 @@ from proxy.wire.prompt import plan_slices
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from proxy.core.prefix import PromptBlocks
+    from proxy.core.promptsize import PromptSize, PromptSizes
     from proxy.core.tiles import TileConfig
     from proxy.server.driver import Driver, Ticket
     from proxy.telemetry.metrics import Metrics
     from proxy.telemetry.tracing import Tracing
+    from proxy.wire.fingerprint import Fingerprinter
+    from proxy.wire.tenants import Tenants
 
 _log = logging.getLogger(__name__)
 
@@ -57,8 +62,11 @@ class Generator:
     client: EngineClient
     metrics: Metrics
     tracing: Tracing
+    sizes: PromptSizes
+    fingerprinter: Fingerprinter
     classes: Mapping[str, RequestClass]
     default_class: RequestClass
+    tenants: Tenants
     tiles: TileConfig | None = None
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -79,15 +87,16 @@ class Generator:
             body = await request.read()
             view = peek(body, chat=chat)
             report.request_class = wire_headers.request_class(request.headers, self.classes, self.default_class)
+            report.tenant = self.tenants.of(request.headers)
             report.model, report.stream, report.max_tokens = view.model, view.stream, view.max_tokens
-            report.prompt_tokens = view.prompt_tokens
+            report.prompt_tokens = self.sizes.tokens(view.model, view.prompt)
             report.times = TokenTimes(report.request_class.tbt_seconds)
             forwarded = CIMultiDict(wire_headers.forward_request_headers(request.headers))
             forwarded["X-Request-Id"] = client_id
             # A compressed stream could be relayed, but not measured.
             forwarded["Accept-Encoding"] = "identity"
             self.tracing.inject(span, forwarded)
-            return await self._schedule(request, report, forwarded, body)
+            return await self._schedule(request, report, view.prompt, forwarded, body)
         except BadRequest as error:
             return self._refuse(report, LocalFailure.BAD_REQUEST, bad_request(error))
         except web.HTTPRequestEntityTooLarge:
@@ -105,13 +114,18 @@ class Generator:
             raise
         finally:
             whole = None if report.stream else report.completion_tokens
-            self.driver.end(report.request_id, whole)
+            self.driver.end(report.request_id, whole, report.cached_tokens)
             report.ended_at = self.driver.now()
             self.metrics.record(report)
             self.tracing.end(span, report, report.ended_at, time.time_ns())
 
     async def _schedule(
-        self, request: web.Request, report: RequestReport, forwarded: CIMultiDict[str], body: bytes
+        self,
+        request: web.Request,
+        report: RequestReport,
+        prompt: PromptSize,
+        forwarded: CIMultiDict[str],
+        body: bytes,
     ) -> web.StreamResponse:
         slicer = self._slicer(report, forwarded, body)
         core_request = Request(
@@ -125,6 +139,8 @@ class Generator:
             size_bytes=len(body),
             fingerprint=_fingerprint(request, body),
             may_wait=wire_headers.may_wait(request.headers),
+            blocks=self._blocks(report, body),
+            tenant=report.tenant,
         )
         ticket = self.driver.submit(core_request, report.arrived_at, slicer.send if slicer else None)
         try:
@@ -136,6 +152,13 @@ class Generator:
         finally:
             if slicer is not None:
                 slicer.cancel()
+            if report.prompt_tokens_told is not None and report.outcome is Outcome.COMPLETED:
+                self.sizes.learn(report.model, prompt, report.prompt_tokens_told)
+
+    def _blocks(self, report: RequestReport, body: bytes) -> PromptBlocks:
+        if not any(engine.limits.caches_prefixes for engine in self.driver.scheduler.engines):
+            return NO_BLOCKS
+        return self.fingerprinter.blocks(body, report.prompt_tokens, chat=report.operation == "chat")
 
     def _slicer(self, report: RequestReport, forwarded: CIMultiDict[str], body: bytes) -> Slicer | None:
         """Prepare to slice the prompt, if it is long enough to be worth it and can be cut at all."""
@@ -212,8 +235,9 @@ class Generator:
         else:
             report.outcome = Outcome.COMPLETED
         if kept and not streamed:
-            prompt_tokens, report.completion_tokens = read_usage(bytes(kept))
-            report.prompt_tokens = prompt_tokens or report.prompt_tokens
+            usage = read_usage(bytes(kept))
+            report.prompt_tokens_told, report.completion_tokens, report.cached_tokens = usage
+            report.prompt_tokens = report.prompt_tokens_told or report.prompt_tokens
         await response.write_eof()
         return response
 

@@ -60,6 +60,7 @@ class StreamMeter:
             if view.completion_tokens is not None:
                 report.completion_tokens = view.completion_tokens
                 report.prompt_tokens = view.prompt_tokens or report.prompt_tokens
+                report.prompt_tokens_told, report.cached_tokens = view.prompt_tokens, view.cached_tokens
             self.done |= view.done
             self.finished |= view.finish_reason is not None
             self.error |= view.error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from proxy.core.events import SliceEnded, Tokenized
 from proxy.server.tasks import Tasks
 from proxy.upstream.client import EngineClient, EngineError
-from proxy.wire.openai import read_cached_tokens
+from proxy.wire.openai import read_usage
 from proxy.wire.prompt import SlicePlan, read_token_ids
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Slicer:
             ) as answer:
                 body = await answer.read()
                 if answer.status == HTTPStatus.OK:
-                    found = read_cached_tokens(body)
+                    found = read_usage(body).cached_tokens
                     # Without --enable-prompt-tokens-details the engine does not tell; then it is believed.
                     cached = found is None or 2 * found >= piece.held_tokens
                     self.metrics.record_slice(piece.tokens - piece.held_tokens, piece.held_tokens, found)

@@ -158,6 +158,7 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
         args.surge,
         simulation,
         options,
+        args.tenants,
     )
 
 
@@ -185,9 +186,11 @@ def _config(args: argparse.Namespace, study: Study) -> dict[str, Any]:
                 "share": c.share,
                 "ttft_s": c.request_class.ttft_seconds,
                 "tbt_s": c.request_class.tbt_seconds,
+                "weight": c.request_class.weight,
             }
             for c in study.classes
         ],
+        "tenants": study.tenants,
         "profile": args.profile,
         "engines": study.simulation.engines,
         "token_budget": study.simulation.engine.token_budget,

@@ -98,11 +98,14 @@ class SimulatedEngine:
         prompt_tokens: int,
         output_tokens: int,
         content: str | None = None,
+        *,
         tbt_seconds: float | None = None,
+        common: int = 0,
     ) -> None:
         """Queue a prompt. Prompts of the same ``content`` begin with the same tokens: one finds the other's blocks.
 
-        ``tbt_seconds`` is for schedulers that know deadlines; vLLM's does not.
+        Only the first ``common`` tokens are the content's, if that is given; then it also finds those that a running
+        sequence holds. ``tbt_seconds`` is for schedulers that know deadlines; vLLM's does not.
 
         Raises:
             ValueError: the id is in use, a length is below one, or the whole sequence can never fit the KV cache.
@@ -113,7 +116,7 @@ class SimulatedEngine:
             raise ValueError("a prompt and an output have at least one token")
         if prompt_tokens + output_tokens > self._kv.blocks * self._kv.block_size:
             raise ValueError(f"{prompt_tokens + output_tokens} tokens never fit into {self.config.profile.kv_tokens}")
-        sequence = Sequence(sequence_id, prompt_tokens, output_tokens, content, tbt_seconds)
+        sequence = Sequence(sequence_id, prompt_tokens, output_tokens, content, tbt_seconds=tbt_seconds, common=common)
         self._sequences[sequence_id] = sequence
         self._scheduler.add(sequence)
 

@@ -24,6 +24,7 @@ class Sequence:
         "alive",
         "blocks",
         "cached",
+        "common",
         "computed",
         "content",
         "decoding",
@@ -42,10 +43,13 @@ class Sequence:
         prompt_tokens: int,
         output_tokens: int,
         content: str | None = None,
+        *,
         tbt_seconds: float | None = None,
+        common: int = 0,
     ) -> None:
         self.id = sequence_id
         self.content = content
+        self.common = min(common, prompt_tokens) or prompt_tokens  # tokens that are its content's
         self.prompt_tokens = prompt_tokens
         self.tbt_seconds = tbt_seconds
         self.from_cache = 0  # blocks that only the prefix cache held before its admission
@@ -94,7 +98,7 @@ class KvCache:
         sequence.cached = 0
         if sequence.content is None:
             return
-        most = (sequence.known - 1) // self.block_size
+        most = min(sequence.known - 1, sequence.common) // self.block_size
         held = self._by_content.pop(sequence.content, 0)
         self.cached -= held
         if held > most:  # the rest stays cached
@@ -112,7 +116,7 @@ class KvCache:
             return
         rest = self._by_content.pop(sequence.content, 0)  # cached beyond what the sequence took from the cache
         self.cached -= rest
-        full = min(sequence.computed, sequence.prompt_tokens) // self.block_size
+        full = min(sequence.computed, sequence.common) // self.block_size
         full = min(max(full, sequence.from_cache + rest), self.free - self.cached)
         if full > 0:
             self._by_content[sequence.content] = full

@@ -12,7 +12,7 @@ from proxy.sim.parallel import usable_cores
 from proxy.sim.policies import POLICIES, PolicyOptions, find_policy
 from proxy.sim.profiles import PROFILES
 from proxy.sim.simulator import SimulationConfig
-from proxy.sim.workload import SHAREGPT_LIKE, parse_class, parse_surge
+from proxy.sim.workload import SHAREGPT_LIKE, parse_class, parse_surge, parse_tenants
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,7 +111,7 @@ def _add_comparison(group: argparse._ArgumentGroup) -> None:
         dest="classes",
         action="append",
         type=_told(parse_class),
-        metavar="NAME:SHARE[:tbt=S][:ttft=S]",
+        metavar="NAME:SHARE[:tbt=S][:ttft=S][:weight=W]",
         help="a class of users, its share of the requests and its deadlines in seconds; repeat for each class "
         "(default: strict:0.05:tbt=0.1 and relaxed:0.95:tbt=0.5)",
     )
@@ -121,6 +121,12 @@ def _add_comparison(group: argparse._ArgumentGroup) -> None:
         default=0,
         metavar="N",
         help="how often a client that was refused comes back, when it was told to (default: 0)",
+    )
+    group.add_argument(
+        "--tenants",
+        type=_told(parse_tenants),
+        metavar="NAME=PART[,..]",
+        help="tenants and their parts of the rate, e.g. calm=1,flood=10; the proxy gives them equal shares",
     )
 
 

@@ -116,6 +116,11 @@ def summarise(records: Sequence[RequestRecord]) -> dict[str, Any]:
         "tokens_per_s": sum(r.tokens for r in records) / span if span > 0 else None,
         "ttft_s": quantiles(map(_ttft, records), 50, 90, 99),
         "ttft_s_by_class": {name: quantiles(map(_ttft, rs), 50, 90, 99) for name, rs in by_class.items()},
+        "ttft_s_by_tenant": {
+            name: {"requests": len(rs), **quantiles(map(_ttft, rs), 50, 90, 99)}
+            for name in sorted({r.request.tenant for r in records} - {""})
+            if (rs := [r for r in records if r.request.tenant == name])
+        },
         "ttft_s_by_prompt_tokens": {
             (f"{low}-{high - 1}" if high < inf else f"{low}+"): {
                 "requests": len(rs),

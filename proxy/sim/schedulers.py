@@ -108,7 +108,11 @@ class VllmScheduler:
             self._waiting.popleft()
             running[sequence.id] = sequence
             admitted.append(sequence.id)
-            kv.give_cached(sequence, filling.get(sequence.content or "", 0))
+            shared = filling.get(sequence.content or "", 0)
+            if sequence.common < sequence.prompt_tokens:  # what running sequences have computed of it is found too
+                same = (s.computed for s in running.values() if s.content == sequence.content)
+                shared = max(shared, *same)
+            kv.give_cached(sequence, shared)
             tokens = min(sequence.known - sequence.computed, budget)
             kv.give(sequence, kv.blocks_for(sequence.computed + tokens) - sequence.blocks)
             budget -= tokens

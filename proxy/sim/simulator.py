@@ -10,14 +10,16 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
+from hashlib import sha256
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from proxy.core.actions import Action, Dispatch, Reject, Slice
 from proxy.core.admission import admits
 from proxy.core.engine import EngineLimits
 from proxy.core.events import Arrived, Ended, EngineUp, Event, SliceEnded
+from proxy.core.prefix import NO_BLOCKS, PromptBlocks
 from proxy.core.request import Request
 from proxy.core.scheduler import Scheduler
 from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
@@ -109,7 +111,17 @@ class _Clock:
             call(*args)
 
 
-_Prompt = tuple[str, int, int, str | None, float | None]
+class _Prompt(NamedTuple):
+    """What an engine is sent."""
+
+    sequence_id: str
+    prompt_tokens: int
+    output_tokens: int
+    content: str | None
+    tbt_seconds: float | None = None
+    common: int = 0
+
+
 """The arguments of ``SimulatedEngine.add``."""
 
 
@@ -147,20 +159,12 @@ class _Engine:
         """Requests that were sent to it and are in no batch."""
         return self._in_transit + self.model.waiting
 
-    def send(
-        self,
-        request_id: str,
-        prompt_tokens: int,
-        output_tokens: int,
-        content: str | None = None,
-        tbt_seconds: float | None = None,
-    ) -> None:
+    def send(self, prompt: _Prompt) -> None:
         self._in_transit += 1
-        prompt = request_id, prompt_tokens, output_tokens, content, tbt_seconds
         self._clock.at(self._clock.now_us + self._network_us, self._receive, prompt)
 
     def _receive(self, prompt: _Prompt) -> None:
-        self._received_us[prompt[0]] = self._clock.now_us
+        self._received_us[prompt.sequence_id] = self._clock.now_us
         if self._async_scheduling and self._busy:
             self._too_late.append(prompt)
         else:
@@ -168,9 +172,9 @@ class _Engine:
 
     def _add(self, prompt: _Prompt) -> None:
         self._in_transit -= 1
-        request_id = prompt[0]
+        request_id = prompt.sequence_id
         try:
-            self.model.add(*prompt)
+            self.model.add(*prompt[:4], tbt_seconds=prompt.tbt_seconds, common=prompt.common)
         except ValueError:  # longer than the KV cache, as vLLM's 400
             del self._received_us[request_id]
             self._clock.at(self._clock.now_us + self._network_us, self._refuse, request_id)
@@ -202,6 +206,18 @@ class _Engine:
         if produced:
             self._clock.at(self._clock.now_us + self._network_us, self._deliver, produced)
         self._step()
+
+
+def _direct(request: ScheduledRequest) -> _Prompt:
+    """What an engine is sent without a scheduler in front."""
+    return _Prompt(
+        str(request.index),
+        request.prompt_tokens,
+        request.output_tokens,
+        request.prefix or None,
+        request.request_class.tbt_seconds,
+        request.prefix_tokens,
+    )
 
 
 class _Run:
@@ -252,9 +268,7 @@ class _Run:
             self._held.append(request)
             self._let_go()
         elif self._scheduler is None:
-            turn = list(self.engines.values())[request.index % len(self.engines)]
-            tbt_seconds = request.request_class.tbt_seconds
-            turn.send(request_id, request.prompt_tokens, request.output_tokens, tbt_seconds=tbt_seconds)
+            list(self.engines.values())[request.index % len(self.engines)].send(_direct(request))
         else:
             self._waiting[request_id] = self.records[request_id]
             self._feed(Arrived(as_core_request(request)))
@@ -266,7 +280,7 @@ class _Run:
             if engine.queued > (self._hold_above or 0):
                 return
             request = self._held.popleft()
-            engine.send(str(request.index), request.prompt_tokens, request.output_tokens)
+            engine.send(_direct(request))
 
     def _deliver(self, produced: list[Produced]) -> None:
         now, records = self.clock.now, self.records
@@ -329,10 +343,12 @@ class _Run:
                 case Dispatch(request_id, engine_id):
                     del self._waiting[request_id]
                     request = self.records[request_id].request
-                    self.engines[engine_id].send(request_id, request.prompt_tokens, request.output_tokens, request_id)
+                    content = request.prefix or request_id
+                    sizes = request.prompt_tokens, request.output_tokens
+                    self.engines[engine_id].send(_Prompt(request_id, *sizes, content, common=request.prefix_tokens))
                 case Slice(request_id, engine_id, tokens, _, _):
                     self._slices[action.slice_id] = action
-                    self.engines[engine_id].send(action.slice_id, tokens, 1, request_id)
+                    self.engines[engine_id].send(_Prompt(action.slice_id, tokens, 1, request_id))
                 case Reject(request_id, reason, retry_after_seconds):
                     del self._waiting[request_id]
                     self._turn_away(self.records[request_id], reason, retry_after_seconds)
@@ -372,9 +388,26 @@ def as_core_request(request: ScheduledRequest) -> Request:
         request.prompt_tokens,
         max_tokens=request.output_tokens,
         request_class=request.request_class,
-        sliceable=True,
+        sliceable=not request.prefix,  # the simulated cache knows one content of a prompt: its own or its prefix
+        blocks=blocks_of(request),
+        tenant=request.tenant,
         fingerprint=request.index.to_bytes(8),
     )
+
+
+_BLOCK_TOKENS = 128
+
+
+@lru_cache(maxsize=4096)
+def _prefix_blocks(prefix: str, tokens: int) -> PromptBlocks:
+    count = tokens // _BLOCK_TOKENS
+    hashes = (int.from_bytes(sha256(f"{prefix} {i}".encode()).digest()[:8]) for i in range(count))
+    return PromptBlocks(tuple(hashes), tuple(_BLOCK_TOKENS * (i + 1) for i in range(count)))
+
+
+def blocks_of(request: ScheduledRequest) -> PromptBlocks:
+    """The hashes of what a prompt has in common with others, as the proxy would have them from its bytes."""
+    return _prefix_blocks(request.prefix, request.prefix_tokens) if request.prefix else NO_BLOCKS
 
 
 def simulate(

@@ -19,7 +19,7 @@ from proxy.sim.simulator import SimulationConfig, simulate
 from proxy.sim.workload import PAPER_CLASSES, ClassShare, ScheduledRequest, Surge, Trace, draw_workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from proxy.core.actions import Action
 
@@ -43,6 +43,8 @@ class Study:
     surge: Surge | None = None
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
     options: PolicyOptions = field(default_factory=PolicyOptions)
+    tenants: Mapping[str, float] | None = None
+    """Parts of the rate, by tenant."""
 
     def __len__(self) -> int:
         return len(self.policies) * len(self.rates) * len(self.seeds)
@@ -62,6 +64,7 @@ class Study:
                     seed=seed,
                     classes=self.classes,
                     surge=self.surge,
+                    tenants=self.tenants,
                 )
                 for policy in self.policies:
                     yield RunTask(policy, rate, seed, drawn, self.simulation, self.options)

@@ -1,4 +1,6 @@
-"""A study as tables: for each rate TTFT and the engines, then TBT by class, then TTFT by prompt length."""
+"""A study as tables: for each rate TTFT and the engines, then TBT by class, TTFT by tenant (where there are
+several) and by prompt length.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ def print_study(console: Console, summary: Summary, runs: Sequence[RunFigures]) 
         if not rows:
             continue
         console.print(Text(f"{rate} requests per second", style="bold"))
-        for table in (_overview(rows), _by_class(rows), _by_length(rows)):
+        several = any(len(row["median"].get("ttft_s_by_tenant", ())) > 1 for row in rows.values())
+        for table in (_overview(rows), _by_class(rows), *([_by_tenant(rows)] if several else []), _by_length(rows)):
             _print(console, table)
     for line in (*failures(runs), *_LEGEND.splitlines()):
         console.print(Text(line, style="dim"), soft_wrap=True)
@@ -131,6 +134,17 @@ def _by_class(rows: Mapping[str, dict[str, Any]]) -> Table:
             cells.append(milliseconds(row["median"]["tbt_s"].get(name, {}).get("p99")))
             cells.append(_number(None if attained is None else 100 * attained, 1))
         table.add_row(policy, *cells, _number(row["median"]["attained_per_s"], 3))
+    return table
+
+
+def _by_tenant(rows: Mapping[str, dict[str, Any]]) -> Table:
+    tenants = dict.fromkeys(name for row in rows.values() for name in row["median"]["ttft_s_by_tenant"])
+    headings = [(f"{name}\np50", "\np90", "\np99") for name in tenants]
+    table = _table(*(heading for three in headings for heading in three), first="TTFT (s)\nby tenant")
+    for policy, row in rows.items():
+        found = row["median"]["ttft_s_by_tenant"]
+        cells = [seconds(found[name][p]) if name in found else "" for name in tenants for p in ("p50", "p90", "p99")]
+        table.add_row(policy, *cells)
     return table
 
 

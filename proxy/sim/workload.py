@@ -9,11 +9,14 @@ times steadier than either figure.
 from __future__ import annotations
 
 import csv
+import heapq
+import itertools
 import json
 import random
+import re
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +24,7 @@ from typing import TYPE_CHECKING
 from proxy.core.request import RELAXED, STRICT, RequestClass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 SHAREGPT_LIKE = "sharegpt-like"
 """The built-in trace's name: lengths drawn from the fit below, nothing read from disk."""
@@ -36,6 +39,9 @@ _OUTPUT_FIT = (1.22, 1.62, 1024)
 # A ShareGPT JSON file has text and no token counts. 4.5 characters per token is the mean of real ShareGPT
 # text under Llama-2's tokenizer (5th to 95th percentile of conversations: 3.2 to 5.7).
 _CHARACTERS_PER_TOKEN = 4.5
+
+
+_TENANT_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class TraceError(ValueError):
@@ -71,6 +77,10 @@ class ScheduledRequest:
     output_tokens: int
     request_class: RequestClass
     content_seed: int
+    prefix: str = ""
+    """Requests of one prefix have their first ``prefix_tokens`` tokens in common."""
+    prefix_tokens: int = 0
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +121,7 @@ PAPER_CLASSES = (ClassShare(STRICT, 0.05), ClassShare(RELAXED, 0.95))
 
 
 def parse_class(text: str) -> ClassShare:
-    """Read ``NAME:SHARE[:tbt=SECONDS][:ttft=SECONDS]``, e.g. ``strict:0.05:tbt=0.1``.
+    """Read ``NAME:SHARE[:tbt=SECONDS][:ttft=SECONDS][:weight=WEIGHT]``, e.g. ``strict:0.05:tbt=0.1``.
 
     Raises:
         ValueError: the text has another form, or a number is not positive.
@@ -119,14 +129,14 @@ def parse_class(text: str) -> ClassShare:
     name, *parts = text.split(":")
     try:
         share = float(parts[0])
-        deadlines = {key: float(value) for key, value in (part.split("=") for part in parts[1:])}
+        terms = {key: float(value) for key, value in (part.split("=") for part in parts[1:])}
     except (ValueError, IndexError):
-        deadlines = {"?": 0.0}
-    if not deadlines.keys() <= {"tbt", "ttft"}:
-        raise ValueError(f"a class is NAME:SHARE[:tbt=SECONDS][:ttft=SECONDS], not {text!r}")
-    if not name or not 0 < share <= 1 or any(not 0 < d < float("inf") for d in deadlines.values()):
-        raise ValueError(f"class {text!r}: the share lies in (0, 1], deadlines are positive seconds")
-    return ClassShare(RequestClass(name, deadlines.get("ttft"), deadlines.get("tbt")), share)
+        terms = {"?": 0.0}
+    if not terms.keys() <= {"tbt", "ttft", "weight"}:
+        raise ValueError(f"a class is NAME:SHARE[:tbt=SECONDS][:ttft=SECONDS][:weight=WEIGHT], not {text!r}")
+    if not name or not 0 < share <= 1 or any(not 0 < t < inf for t in terms.values()):
+        raise ValueError(f"class {text!r}: the share lies in (0, 1], deadlines are positive seconds, weights positive")
+    return ClassShare(RequestClass(name, terms.get("ttft"), terms.get("tbt"), terms.get("weight", 1.0)), share)
 
 
 def draw_workload(
@@ -136,6 +146,7 @@ def draw_workload(
     requests: int,
     seed: int,
     classes: Sequence[ClassShare] = PAPER_CLASSES,
+    tenants: Mapping[str, float] | None = None,
     surge: Surge | None = None,
 ) -> list[ScheduledRequest]:
     """Draw ``requests`` Poisson arrivals at ``rate`` per second with lengths and classes from ``trace``.
@@ -146,8 +157,11 @@ def draw_workload(
     the same requests in the same order, only closer together. Lengths are a shuffle of the trace, repeated
     when more are asked for than it has.
 
+    ``tenants`` gives each tenant's part of the rate, of whatever sum. Every one has streams of its own: at one rate of
+    its own it sends the same requests at the same instants, whoever else there is.
+
     Raises:
-        ValueError: a rate or count that is not positive, or shares that do not add up to one.
+        ValueError: a rate, count or tenant's part that is not positive, or shares that do not add up to one.
     """
     if not 0 < rate < inf or requests <= 0:
         raise ValueError("rate and requests must be positive")
@@ -155,29 +169,51 @@ def draw_workload(
         raise ValueError("the shares of the classes must not be negative and add up to 1")
     if not trace.lengths:
         raise ValueError(f"the trace {trace.name!r} is empty")
+    parts = tenants or {"": 1.0}
+    if not all(0 < part < inf for part in parts.values()):
+        raise ValueError("the tenants' parts of the rate must be positive")
+    whole = sum(parts.values())
+    streams = [_draw_tenant(trace, rate * part / whole, seed, classes, name) for name, part in parts.items()]
+    merged = heapq.merge(*streams, key=lambda r: r.at_seconds)
+    drawn = enumerate(itertools.islice(merged, requests))
+    at = surge.compress if surge else float
+    return [replace(request, index=index, at_seconds=at(request.at_seconds)) for index, request in drawn]
+
+
+def _draw_tenant(
+    trace: Trace, rate: float, seed: int, classes: Sequence[ClassShare], tenant: str
+) -> Iterator[ScheduledRequest]:
+    """Draw one tenant's requests without end."""
+    name = f"{seed}:{tenant}" if tenant else f"{seed}"
     arrivals, lengths, kinds, content = (
-        random.Random(f"{seed}:{s}") for s in ("arrivals", "lengths", "classes", "content")
+        random.Random(f"{name}:{s}") for s in ("arrivals", "lengths", "classes", "content")
     )
-    order: list[Lengths] = []
-    while len(order) < requests:
-        order += lengths.sample(trace.lengths, len(trace.lengths))
     at = 0.0
-    workload = []
-    for index in range(requests):
+    for index in itertools.count():
+        if index % len(trace.lengths) == 0:
+            order = lengths.sample(trace.lengths, len(trace.lengths))
         at += arrivals.expovariate(1.0) / rate
         kind = kinds.choices(classes, [c.share for c in classes])[0].request_class
-        size = order[index]
-        workload.append(
-            ScheduledRequest(
-                index,
-                surge.compress(at) if surge else at,
-                size.prompt_tokens,
-                size.output_tokens,
-                kind,
-                content.getrandbits(48),
-            )
-        )
-    return workload
+        size = order[index % len(trace.lengths)]
+        seed_of_content = content.getrandbits(48)
+        yield ScheduledRequest(index, at, size.prompt_tokens, size.output_tokens, kind, seed_of_content, tenant)
+
+
+def parse_tenants(text: str) -> dict[str, float]:
+    """Read ``NAME=PART[,NAME=PART]``: tenants and their parts of the request rate, e.g. ``calm=1,flood=10``.
+
+    Raises:
+        ValueError: the text has another form, names one twice, or a part is not positive.
+    """
+    pairs = [part.strip().partition("=") for part in text.split(",")]
+    try:
+        parts = {name: float(value) for name, _, value in pairs}
+    except ValueError:
+        parts = {}
+    well_named = all(_TENANT_NAME.fullmatch(name) for name in parts)
+    if len(parts) < len(pairs) or not well_named or not all(0 < part < inf for part in parts.values()):
+        raise ValueError(f"tenants are NAME=PART[,NAME=PART] with plain names and positive parts, not {text!r}")
+    return parts
 
 
 def load_trace(name: str) -> Trace:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from proxy.core.engine import EngineBelief
+    from proxy.core.promptsize import PromptSizes, RateFit
     from proxy.core.scheduler import Scheduler
     from proxy.telemetry.report import RequestReport
 
@@ -54,10 +55,17 @@ class TbtHistogram:
 class Metrics:
     """The proxy's instruments; one per process, made by the application and handed to whoever records."""
 
-    def __init__(self, scheduler: Scheduler, class_names: Iterable[str]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        class_names: Iterable[str],
+        tenant_names: Iterable[str] = (),
+        sizes: PromptSizes | None = None,
+    ) -> None:
         self.registry = CollectorRegistry()
         self._scheduler = scheduler
         self._tbt = {name: TbtHistogram() for name in class_names}
+        self._tenant_names = frozenset(tenant_names)
         reader = PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=self.registry)
         self._provider = MeterProvider(
             [reader], resource=Resource.create({"service.name": "slai-proxy", "service.version": __version__})
@@ -92,7 +100,12 @@ class Metrics:
             "slai.slice.prefix.tokens", description="Prompt tokens before a slice, by whether it found them cached"
         )
         self._tokens = meter.create_counter("slai.tokens", description="Prompt and output tokens of ended requests")
+        self._tenant_ttft = histogram("slai.tenant.time_to_first_token", "TTFT by named tenant", _TTFT_EDGES)
+        self._tenant_requests = meter.create_counter("slai.tenant.requests", description="Requests by named tenant")
+        self._tenant_tokens = meter.create_counter("slai.tenant.tokens", description="Tokens by named tenant")
         self._declare_gauges(meter)
+        if sizes is not None:
+            self._declare_size_gauges(meter, sizes)
         for name in self._tbt:  # so that the series exist before the first event
             for outcome in Outcome:
                 self._requests.add(0, {"class": name, "outcome": outcome.value})
@@ -109,6 +122,8 @@ class Metrics:
         kind = {"class": name}
         outcome = report.outcome or Outcome.ENGINE_FAILED
         self._requests.add(1, {**kind, "outcome": outcome.value})
+        tenant = {"tenant": report.tenant if report.tenant in self._tenant_names else OTHER}
+        self._tenant_requests.add(1, {**tenant, "outcome": outcome.value})
         if report.reason is not None:
             self._reasons.add(1, {"reason": report.reason})
         if report.queue_seconds is not None:
@@ -129,8 +144,11 @@ class Metrics:
         self._duration.record(report.ended_at - report.arrived_at, labels)
         self._tokens.add(report.prompt_tokens, {"direction": "input", **kind})
         self._tokens.add(report.completion_tokens or times.chunks, {"direction": "output", **kind})
+        self._tenant_tokens.add(report.prompt_tokens, {"direction": "input", **tenant})
+        self._tenant_tokens.add(report.completion_tokens or times.chunks, {"direction": "output", **tenant})
         if report.ttft_seconds is not None:
             self._ttft.record(report.ttft_seconds, labels)
+            self._tenant_ttft.record(report.ttft_seconds, tenant)
         if (mean := times.gap_mean()) is not None:
             self._tpot.record(mean, labels)
             self._tbt_max.record(times.gap_max, kind)
@@ -181,7 +199,40 @@ class Metrics:
         engine_gauge("slai.engine.backlog.tokens", "Released prompt tokens not worked on yet", lambda e: e.backlog)
         engine_gauge("slai.engine.kv.tokens", "KV cache in use, as we count it", lambda e: e.kv_tokens)
         engine_gauge("slai.engine.kv.capacity.tokens", "KV cache; 0 unknown", lambda e: e.limits.kv_tokens or 0)
+        prefixes = scheduler.prefixes
+        engine_gauge(
+            "slai.engine.prefix.tokens", "Prompt tokens believed cached by it", lambda e: prefixes.index(e.id).tokens
+        )
+        engine_gauge(
+            "slai.engine.prefix.trust", "Share of them that it finds, 1 unheard", lambda e: prefixes.index(e.id).trust
+        )
         engine_gauge("slai.engine.step.duration", "Usual engine step, as we see it", lambda e: e.step_seconds, "s")
+
+    def _declare_size_gauges(self, meter: Any, sizes: PromptSizes) -> None:
+        def gauge(
+            name: str, description: str, read: Callable[[RateFit], Iterable[tuple[float, dict[str, str]]]]
+        ) -> None:
+            def observe(_: CallbackOptions) -> Iterator[Observation]:
+                for model, fit in sizes:
+                    if (known := self._known_model(model)) != OTHER:
+                        for value, labels in read(fit):
+                            yield Observation(value, {"model": known, **labels})
+
+            meter.create_observable_gauge(name, [observe], description=description)
+
+        gauge(
+            "slai.prompt.bytes_per_token",
+            "Bytes of text that make a token, as learnt from usage",
+            lambda fit: [
+                (1 / fit.rates.per_ascii_byte, {"script": "ascii"}),
+                (1 / fit.rates.per_other_byte, {"script": "other"}),
+            ],
+        )
+        gauge(
+            "slai.prompt.estimate.error",
+            "Mean error of estimated prompt lengths, as a share",
+            lambda fit: [(fit.error, {})],
+        )
 
 
 class _TbtCollector(Collector):

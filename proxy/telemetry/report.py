@@ -76,6 +76,10 @@ class RequestReport:
     stream: bool = False
     prompt_tokens: int = 0
     """Estimated when the request came, the engine's own figure if it told one."""
+    prompt_tokens_told: int | None = None
+    """By the engine."""
+    cached_tokens: int | None = None
+    """Prompt tokens that the engine says to have found cached."""
     max_tokens: int | None = None
     dispatched_at: float | None = None
     engine_id: str | None = None
@@ -87,6 +91,7 @@ class RequestReport:
     """Of a refusal or failure; a short word from a fixed set."""
     status: int | None = None
     ended_at: float | None = None
+    tenant: str = ""
 
     @property
     def ttft_seconds(self) -> float | None:

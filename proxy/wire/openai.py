@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from math import ceil
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
-_Shape = TypeVar("_Shape")
+from proxy.core.promptsize import PromptSize
 
-_PART_TOKENS = 256
-"""A content part without text: an image or a sound. Engines differ between 85 and several thousand."""
+_Shape = TypeVar("_Shape")
 
 _MOST_TOKENS = 2**31 - 1
 """No context is longer, and ``int`` this small is safe in the core's floating-point arithmetic."""
@@ -42,10 +40,8 @@ class RequestView:
     stream: bool
     max_tokens: int | None
     """``None`` where the client set no usable limit: none, null or a negative one, which the engine judges."""
-    prompt_tokens: int
-    """At least 1; an estimate unless ``exact``."""
-    exact: bool
-    """Whether the prompt came as token ids, so that it was counted."""
+    prompt: PromptSize
+    """What its length in tokens can be told from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +111,10 @@ _TEXT = msgspec.json.Decoder(str)
 _TEXTS = msgspec.json.Decoder(list[str | list[int]])
 
 
-def peek(body: bytes, *, chat: bool, characters_per_token: float = 4.0) -> RequestView:
+def peek(body: bytes, *, chat: bool) -> RequestView:
     """Read what the scheduler needs from the body of a completions or, with ``chat``, chat completions request.
 
-    Text counts by its length in UTF-8: an ASCII character is one, a CJK one three, which is nearer to what
-    tokenizers make of it than one. A prompt that cannot be understood counts as the whole body's length;
-    whether it is valid is for the engine to say.
+    A prompt that cannot be understood counts as the whole body's length; whether it is valid is for the engine to say.
 
     Raises:
         BadRequest: not a JSON object, nested too deeply, or a field named here has the wrong type.
@@ -129,30 +123,23 @@ def peek(body: bytes, *, chat: bool, characters_per_token: float = 4.0) -> Reque
         if chat:
             chat_body = _CHAT_BODY.decode(body)
             limit = chat_body.max_tokens if chat_body.max_completion_tokens is None else chat_body.max_completion_tokens
-            tokens = _chat_tokens(chat_body, characters_per_token)
-            if tokens is None:
-                tokens = _ceil(len(body), characters_per_token)
-            return _view(chat_body.model, chat_body.stream, limit, tokens)
+            return _view(chat_body.model, chat_body.stream, limit, _chat_size(chat_body) or _whole(body))
         completion = _COMPLETION_BODY.decode(body)
     except RecursionError:
         raise BadRequest("the request body is nested too deeply") from None
     except msgspec.DecodeError:
-        return _peek_as_the_engine(body, chat=chat, characters_per_token=characters_per_token)
-    tokens, exact = _prompt_tokens(bytes(completion.prompt), characters_per_token)
-    if tokens is None:
-        tokens = _ceil(len(body), characters_per_token)
-    return _view(completion.model, completion.stream, completion.max_tokens, tokens, exact=exact)
+        return _peek_as_the_engine(body, chat=chat)
+    size = _prompt_size(bytes(completion.prompt)) or _whole(body)
+    return _view(completion.model, completion.stream, completion.max_tokens, size)
 
 
-def _view(
-    model: str | None, stream: bool | None, limit: int | None, prompt_tokens: int, *, exact: bool = False
-) -> RequestView:
+def _view(model: str | None, stream: bool | None, limit: int | None, prompt: PromptSize) -> RequestView:
     if limit is not None:
         limit = min(limit, _MOST_TOKENS) if limit >= 0 else None
-    return RequestView(model or "", bool(stream), limit, max(1, prompt_tokens), exact)
+    return RequestView(model or "", bool(stream), limit, prompt)
 
 
-def _peek_as_the_engine(body: bytes, *, chat: bool, characters_per_token: float) -> RequestView:
+def _peek_as_the_engine(body: bytes, *, chat: bool) -> RequestView:
     """Decide with Python's own parser what msgspec refused; ten times slower, and seldom needed."""
     try:
         fields = json.loads(body)
@@ -172,7 +159,7 @@ def _peek_as_the_engine(body: bytes, *, chat: bool, characters_per_token: float)
         limit = wins
     # A name with a lone surrogate is no model's name, but has to be fit for a log line and an error message.
     model = model and model.encode(errors="backslashreplace").decode()
-    return _view(model, stream, limit, _ceil(len(body), characters_per_token))
+    return _view(model, stream, limit, _whole(body))
 
 
 def _integer(fields: dict[str, Any], name: str) -> int | None:
@@ -184,59 +171,66 @@ def _integer(fields: dict[str, Any], name: str) -> int | None:
     raise BadRequest(f"{name} must be an integer", param=name)
 
 
-def _chat_tokens(body: _ChatBody, characters_per_token: float) -> int | None:
+def _chat_size(body: _ChatBody) -> PromptSize | None:
+    """Return what the messages are made of, ``None`` where there are none that are understood."""
     if body.messages is None:
         return None
-    size, others = _raw_size(body.tools), 0
+    texts: list[str] = []
+    parts, raw_bytes = 0, _raw_size(body.tools)
     for message in body.messages:
         content = message.content
         if isinstance(content, str):
-            size += _text_size(content)
+            texts.append(content)
         elif content is not None:
-            for part in content:
-                text = part if isinstance(part, str) else part.text
-                if text is None:
-                    others += 1
-                else:
-                    size += _text_size(text)
-        size += _raw_size(message.tool_calls)
-    return _ceil(size, characters_per_token) + others * _PART_TOKENS
+            found = [part if isinstance(part, str) else part.text for part in content]
+            known = [text for text in found if text is not None]
+            parts += len(found) - len(known)
+            texts += known
+        raw_bytes += _raw_size(message.tool_calls)
+    ascii_bytes, other_bytes = _bytes_of("".join(texts).encode())
+    return PromptSize(0, ascii_bytes, other_bytes, raw_bytes, len(body.messages), parts)
 
 
-def _prompt_tokens(prompt: bytes, characters_per_token: float) -> tuple[int | None, bool]:
-    """Return the prompt's tokens, ``None`` where its shape is not understood, and whether they are exact."""
+def _prompt_size(prompt: bytes) -> PromptSize | None:
+    """Return what a completion's prompt is made of, ``None`` where its shape is not understood."""
     if prompt.startswith(b"["):
         # The decoder has seen that it is valid JSON, so if nothing but numbers, brackets and white space
         # surrounds the commas, they separate token ids. That saves making 100,000 integers to count them.
         commas = prompt.translate(None, b"-0123456789[] \t\r\n")
         if not commas.strip(b","):
-            return len(commas) + 1, True
+            return PromptSize(len(commas) + 1)
     try:
         if prompt.startswith(b'"'):
-            size = len(prompt) - 2 if b"\\" not in prompt else _text_size(_TEXT.decode(prompt))
-            return _ceil(size, characters_per_token), False
-        ids, size = 0, 0
+            text = prompt[1:-1] if b"\\" not in prompt else _TEXT.decode(prompt).encode()
+            return PromptSize(0, *_bytes_of(text))
+        ids = 0
+        texts: list[str] = []
         for item in _TEXTS.decode(prompt):
             if isinstance(item, str):
-                size += _text_size(item)
+                texts.append(item)
             else:
                 ids += len(item)
-        return ids + _ceil(size, characters_per_token), False
+        return PromptSize(ids, *_bytes_of("".join(texts).encode()))
     except msgspec.DecodeError:
-        return None, False
+        return None
 
 
-def _text_size(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
+_ASCII = bytes(range(128))
+
+
+def _bytes_of(text: bytes) -> tuple[int, int]:
+    """Return how many bytes of UTF-8 text are ASCII characters, and how many belong to others."""
+    other = 0 if text.isascii() else len(text.translate(None, _ASCII))
+    return len(text) - other, other
+
+
+def _whole(body: bytes) -> PromptSize:
+    return PromptSize(json_bytes=len(body))
 
 
 def _raw_size(value: msgspec.Raw) -> int:
     raw = bytes(value)
     return 0 if raw == b"null" else len(raw)
-
-
-def _ceil(size: int, characters_per_token: float) -> int:
-    return ceil(size / characters_per_token)
 
 
 # Answers. Leaves are ``Any``: what matters is whether they are empty, and a new kind must not hide a token.
@@ -317,16 +311,19 @@ def read_chunk(data: bytes) -> ChunkView:
     return ChunkView(tokens, visible, held_back, False, *_usage(usage), bool(chunk.error), finish_reason)
 
 
-def read_usage(body: bytes) -> tuple[int | None, int | None]:
-    """Return the prompt and completion tokens that a whole JSON answer reports; never raises."""
-    answer = _decode(_ANSWER, body)
-    return _usage(answer.usage)[:2] if answer else (None, None)
+class Usage(NamedTuple):
+    """What an answer reports; each ``None`` where it does not."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache."""
 
 
-def read_cached_tokens(body: bytes) -> int | None:
-    """Return how many prompt tokens a whole JSON answer says to have found cached; never raises."""
+def read_usage(body: bytes) -> Usage:
+    """Return what a whole JSON answer reports; never raises."""
     answer = _decode(_ANSWER, body)
-    return _usage(answer.usage)[2] if answer else None
+    return _usage(answer.usage) if answer else Usage()
 
 
 def _decode(decoder: msgspec.json.Decoder[_Shape], data: bytes) -> _Shape | None:
@@ -371,12 +368,12 @@ def _counted(choice: _Choice) -> int:
     return len(logprobs.tokens or logprobs.content or ()) if logprobs else 0
 
 
-def _usage(usage: _Usage | None) -> tuple[int | None, int | None, int | None]:
+def _usage(usage: _Usage | None) -> Usage:
     if usage is None:
-        return None, None, None
+        return Usage()
     details = usage.prompt_tokens_details
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return _count(usage.prompt_tokens), _count(usage.completion_tokens), _count(cached)
+    return Usage(_count(usage.prompt_tokens), _count(usage.completion_tokens), _count(cached))
 
 
 def _count(value: Any) -> int | None:

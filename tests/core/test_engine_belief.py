@@ -419,3 +419,25 @@ def test_dropped_slices_give_back_their_kv_cache_at_once_and_their_backlog_when_
     engine.on_slice_end("long/128", 0.05)
     engine.drop_slices("long")
     assert (engine.kv_tokens, engine.backlog, engine.outstanding) == (used, 0, 1)
+
+
+def test_a_cached_beginning_is_no_work_but_takes_room() -> None:
+    engine = make_engine(token_budget=512)
+    engine.release("a", 1000, 0.0, cached_tokens=640)
+    assert (engine.backlog, engine.kv_tokens) == (360, 1000)
+    assert engine.untaken() == 0, "one step will do"
+    engine.on_tokens("a", 1, 0.1)
+    assert (engine.backlog, engine.kv_tokens) == (0, 1001)
+    engine.end("a", 0.2)
+    assert engine.kv_tokens == 0
+
+
+@pytest.mark.parametrize(("cached", "left"), [(0, 488), (320, 488), (512, 488), (800, 200)])
+def test_slices_and_a_cached_beginning_do_not_add_up(cached: int, left: int) -> None:
+    engine = make_engine(token_budget=512)
+    engine.release_slice("a", "a/0", 512, 0.0)
+    engine.on_slice_end("a/0", 0.1)
+    engine.release("a", 1000, 0.1, cached_tokens=cached)
+    assert (engine.backlog, engine.kv_tokens) == (left, 1000)
+    engine.end("a", 0.2)
+    assert (engine.backlog, engine.kv_tokens) == (0, 0)

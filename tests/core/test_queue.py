@@ -3,7 +3,8 @@ from typing import ClassVar
 
 from builders import make_request
 
-from proxy.core.queue import Waiting, WaitingQueue
+from proxy.core.lane import Waiting
+from proxy.core.queue import WaitingQueue
 
 
 def waiting(name: str, key: float, *, arrived_at: float = 0.0, number: int = 0) -> Waiting:

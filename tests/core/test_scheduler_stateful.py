@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from builders import make_limits, make_request
+from builders import make_blocks, make_limits, make_request
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -47,17 +47,18 @@ limits = st.builds(
     token_budget=st.sampled_from([1, 64, 512]),
     max_num_seqs=st.sampled_from([1, 2, 8]),
     kv_tokens=st.sampled_from([None, 100, 4000]),
+    caches_prefixes=st.booleans(),
 )
+CLASSES = (RELAXED, RELAXED, RequestClass("soon", ttft_seconds=0.5), RequestClass("heavy", weight=4.0))
 intervals = st.one_of(st.integers(0, 100_000), st.integers(0, 10_000_000)).map(lambda us: us / 1e6)
 picks = st.integers(0, 1 << 16)
-LIMITS = [RELAXED, RELAXED, replace(RELAXED, ttft_limit_seconds=0.3), replace(RELAXED, ttft_limit_seconds=5.0)]
-Newcomer = tuple[int, int, int, float | None, RequestClass, bool]
+Newcomer = tuple[int, int, int, float | None, float | None, bool]
 newcomers = st.tuples(
     st.sampled_from([0, 1, 30, 100, 500, 600, 3000, 50_000]),  # prompt tokens
     st.sampled_from([0, 10, 60, 200]),  # bytes
     picks,  # for the model
     st.sampled_from([None, None, 0.0, 0.2, 2.0]),  # seconds of upload
-    st.sampled_from(LIMITS),
+    st.sampled_from([None, None, 0.3, 5.0]),  # limit of the TTFT
     st.sampled_from([True, True, True, False]),  # whether it may wait
 )
 bursts: st.SearchStrategy[list[Newcomer]] = st.lists(newcomers, min_size=1, max_size=6)
@@ -134,9 +135,13 @@ class AnyEvents(RuleBasedStateMachine):
 
     @rule(burst=bursts)
     def arrive(self, burst: list[Newcomer]) -> None:
-        for prompt, size, pick, upload, kind, may_wait in burst:
+        for prompt, size, pick, upload, limit, may_wait in burst:
             number = len(self.shell.live) + len(self.shell.over)
             model = self.models[pick % len(self.models)]
+            # Long ones begin alike, which is nothing to engines that cache no prefixes.
+            blocks = make_blocks(("aab", "abb")[pick % 2] * min(50, prompt // 300))
+            kind = replace(CLASSES[pick // 5 % len(CLASSES)], ttft_limit_seconds=limit)
+            tenant = ("", "", "a", "b")[pick // 17 % 4]
             request = make_request(
                 f"r{number}",
                 prompt,
@@ -145,6 +150,8 @@ class AnyEvents(RuleBasedStateMachine):
                 request_class=kind,
                 may_wait=may_wait,
                 fingerprint=b"%d" % (pick % 50),
+                blocks=blocks,
+                tenant=tenant,
             )
             came_at = self.now if upload is None else self.now - upload
             self.shell.live[request.id] = Live(request, came_at)
@@ -240,6 +247,7 @@ class AnyEvents(RuleBasedStateMachine):
             self.end_request(request_id)
         assert (self.scheduler.waiting, self.scheduler.waiting_bytes, self.scheduler.waiting_tokens) == (0, 0, 0)
         assert not self.scheduler._ledger.entries
+        assert not self.scheduler.prefixes._uses
         assert not self.scheduler._ledger.backlog._queues
         assert all((e.outstanding, e.backlog, e.kv_tokens) == (0, 0, 0) for e in self.scheduler.engines)
 

@@ -3,9 +3,9 @@
 A slice may outlive what it was for: its request, its request's stay at that engine, and its engine's being up.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from builders import make_limits, make_request
+from builders import make_blocks, make_limits, make_request
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -53,7 +53,7 @@ limits = st.builds(
 )
 intervals = st.one_of(st.integers(0, 100_000), st.integers(0, 3_000_000)).map(lambda us: us / 1e6)
 picks = st.integers(0, 1 << 16)
-classes = st.sampled_from([STRICT, STRICT, RELAXED, RequestClass("any")])
+classes = st.sampled_from([STRICT, STRICT, RELAXED, RequestClass("any"), RequestClass("soon", 1.0, weight=3.0)])
 newcomers = st.tuples(
     st.sampled_from([1, 30, 130, 700, 3000, 3000, 15_000]), classes, st.sampled_from([True, True, True, False])
 )
@@ -137,7 +137,16 @@ class Tiles(RuleBasedStateMachine):
     def arrive(self, burst: list[tuple[int, RequestClass, bool]]) -> None:
         for prompt, request_class, sliceable in burst:
             number = len(self.shell.live) + len(self.shell.over)
-            request = make_request(f"r{number}", prompt, request_class=request_class, sliceable=sliceable)
+            blocks = make_blocks(("aab", "abb")[number % 2] * (prompt // 300))
+            tenant = "ab"[number // 3 % 2]
+            request = make_request(
+                f"r{number}",
+                prompt,
+                request_class=request_class,
+                sliceable=sliceable,
+                blocks=blocks,
+                tenant=tenant,
+            )
             self.shell.live[request.id] = Live(request, sliceable=sliceable)
             self.feed(Arrived(request))
 
@@ -147,7 +156,7 @@ class Tiles(RuleBasedStateMachine):
         live = self.pick_live(pick)
         tokens = max(1, int(live.request.prompt_tokens * factor))
         if live.engine is None and live.at is None:
-            live.request = make_request(live.request.id, tokens, request_class=live.request.request_class)
+            live.request = replace(live.request, prompt_tokens=tokens)
             live.sliceable = True
         self.feed(Tokenized(live.request.id, tokens))
 

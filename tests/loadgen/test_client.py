@@ -1,6 +1,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -281,3 +282,19 @@ async def test_deadlines_go_along_in_the_servers_time(
     headers = upstream.requests[0].headers
     assert (headers.get("x-slo-ttft-ms"), headers.get("x-slo-tbt-ms")) == expected
     assert "x-slo-class" not in headers
+
+
+async def test_a_tenant_is_told_by_its_header_and_nobody_by_none(client: Client, upstream: Upstream) -> None:
+    seen: list[str | None] = []
+
+    async def script(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        seen.append(request.headers.get("x-slai-tenant"))
+        response = await start_stream(request)
+        await response.write(token() + DONE)
+        return response
+
+    upstream.script = script
+    for tenant in ("calm", ""):
+        scheduled = replace(request_at(0.0), tenant=tenant)
+        await client.send(upstream.url, RequestRecord(scheduled), client.prepare(scheduled))
+    assert seen == ["calm", None]

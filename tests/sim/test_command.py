@@ -70,7 +70,7 @@ def test_json_tells_how_to_do_it_again(simulate: Simulate, trace: str) -> None:
     config = json.loads(simulate(*_SMALL, "--trace", trace, *argv)[1])["config"]
     digest = hashlib.sha256(Path(trace).read_bytes()).hexdigest()
     assert config["trace"] == {"name": trace, "rows_read": 100, "rows_dropped": {}, "sha256": digest}
-    assert config["classes"] == [{"name": "all", "share": 1.0, "ttft_s": 2.0, "tbt_s": None}]
+    assert config["classes"] == [{"name": "all", "share": 1.0, "ttft_s": 2.0, "tbt_s": None, "weight": 1.0}]
     assert (config["profile"], config["engines"], config["network_s"]) == ("h100", 2, 0.004)
     assert (config["rates"], config["seeds"], config["policies"]) == ([1.5, 2.5], [1, 2], ["fcfs", "gate"])
     assert (config["token_budget"], config["watermark"], config["aging_s"]) == (512, 0.0, 10.0)

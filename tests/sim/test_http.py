@@ -346,9 +346,11 @@ class WatchedEngine(SimulatedEngine):
         prompt_tokens: int,
         output_tokens: int,
         content: str | None = None,
+        *,
         tbt_seconds: float | None = None,
+        common: int = 0,
     ) -> None:
-        super().add(sequence_id, prompt_tokens, output_tokens, content, tbt_seconds)
+        super().add(sequence_id, prompt_tokens, output_tokens, content, tbt_seconds=tbt_seconds, common=common)
         self.added.set()
 
     def abort(self, sequence_id: str) -> None:

@@ -28,6 +28,7 @@ def test_defaults_are_the_papers_set_up(parse: Parse) -> None:
         "seeds": [1, 2, 3],
         "trace": "sharegpt-like",
         "classes": None,
+        "tenants": None,
         "profile": "rtx6000ada",
         "engines": 1,
         "token_budget": 512,
@@ -73,7 +74,8 @@ def test_lists_and_classes_are_read_in_order(parse: Parse) -> None:
         (["--network-ms", "-1"], "'-1' is not zero or a positive number"),
         (["--aging-seconds", "0"], "'0' is not a positive number"),
         (["--class", "a:2"], "the share lies in (0, 1]"),
-        (["--class", "strict"], "a class is NAME:SHARE[:tbt=SECONDS][:ttft=SECONDS], not 'strict'"),
+        (["--class", "strict"], "a class is NAME:SHARE[:tbt=SECONDS][:ttft=SECONDS][:weight=WEIGHT], not 'strict'"),
+        (["--tenants", "a=0"], "tenants are NAME=PART[,NAME=PART]"),
         (["--profile", "gtx"], "invalid choice: 'gtx'"),
     ],
 )

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from builders import make_record, make_scheduled
@@ -191,3 +192,10 @@ def test_retries_that_were_let_in(refusals: int, retries: int, let_in: int) -> N
     assert record.retries_let_in == let_in
     found = summarise([record])
     assert (found["refusals"], found["retries"], found["retries_let_in"]) == (refusals, retries, let_in)
+
+
+def test_ttft_is_told_by_tenant_where_there_are_any() -> None:
+    calm, flood = make_record(1.0), make_record(5.0, index=1)
+    calm.request, flood.request = replace(calm.request, tenant="calm"), replace(flood.request, tenant="flood")
+    found = summarise([calm, flood, make_record(9.0, index=2)])["ttft_s_by_tenant"]
+    assert {name: (row["requests"], row["p99"]) for name, row in found.items()} == {"calm": (1, 1.0), "flood": (1, 5.0)}

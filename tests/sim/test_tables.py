@@ -103,3 +103,15 @@ def test_own_classes_name_their_columns(study: Study) -> None:
 )
 def test_seconds_take_five_characters(value: float | None, text: str) -> None:
     assert seconds(value) == text
+
+
+def test_several_tenants_have_a_table_of_their_own() -> None:
+    study = Study(sharegpt_like(300), ("gate",), (2.5,), (1,), 40, tenants={"calm": 1.0, "flood": 4.0})
+    text = _drawn(study, [perform(task) for task in study.tasks()])
+    assert "by tenant" in text
+    assert "calm" in text
+    assert "flood" in text
+
+
+def test_one_tenant_has_no_table(study: Study, runs: list[RunFigures]) -> None:
+    assert "by tenant" not in _drawn(study, runs)

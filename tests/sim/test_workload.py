@@ -22,6 +22,7 @@ from proxy.sim.workload import (
     load_trace,
     parse_class,
     parse_surge,
+    parse_tenants,
     sharegpt_like,
 )
 
@@ -372,3 +373,41 @@ def test_a_surge_as_text() -> None:
 def test_a_surge_in_another_form_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="FACTOR:SECONDS"):
         parse_surge(text)
+
+
+# -- tenants --
+
+
+def test_a_tenant_sends_the_same_requests_whoever_else_there_is() -> None:
+    def of_calm(rate: float, requests: int, tenants: dict[str, float]) -> list[tuple[float, int, int, int]]:
+        drawn = draw_workload(SMALL, rate=rate, requests=requests, seed=1, tenants=tenants)
+        assert [r.index for r in drawn] == list(range(requests))
+        assert all(one.at_seconds <= other.at_seconds for one, other in pairwise(drawn))
+        calm = [r for r in drawn if r.tenant == "calm"]
+        return [(round(r.at_seconds, 6), r.prompt_tokens, r.output_tokens, r.content_seed) for r in calm]
+
+    alone = of_calm(2.0, 50, {"calm": 1.0})
+    beside = of_calm(22.0, 550, {"calm": 1.0, "flood": 10.0})
+    both = min(len(alone), len(beside))
+    assert both > 30
+    assert alone[:both] == beside[:both]
+
+
+def test_tenants_have_their_parts_of_the_rate() -> None:
+    drawn = draw_workload(SMALL, rate=5.0, requests=4000, seed=1, tenants={"a": 1.0, "b": 3.0})
+    assert Counter(r.tenant for r in drawn)["a"] == pytest.approx(1000, rel=0.1)
+    assert drawn[-1].at_seconds == pytest.approx(800, rel=0.1)
+
+
+def test_tenants_are_read_with_their_parts() -> None:
+    assert parse_tenants("calm=1, flood=10") == {"calm": 1.0, "flood": 10.0}
+
+
+@pytest.mark.parametrize("text", ["", "a", "a=", "a=0", "a=-1", "a=1,a=2", "=1", "a=1,", "a=inf", "a b=1", "a=nan"])
+def test_wrong_tenants_are_told(text: str) -> None:
+    with pytest.raises(ValueError, match="NAME=PART"):
+        parse_tenants(text)
+
+
+def test_a_class_may_have_a_weight() -> None:
+    assert parse_class("gold:0.5:ttft=1:weight=4").request_class == RequestClass("gold", 1.0, None, 4.0)

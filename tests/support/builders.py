@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from typing import Any
+from zlib import crc32
 
 from proxy.core.admission import GateConfig
 from proxy.core.config import SchedulerConfig
 from proxy.core.engine import EngineBelief, EngineLimits
 from proxy.core.events import EngineUp
+from proxy.core.prefix import NO_BLOCKS, PromptBlocks
 from proxy.core.request import RELAXED, Request, RequestClass
 from proxy.core.scheduler import Scheduler
 from proxy.sim.records import RequestRecord
@@ -29,6 +31,8 @@ def make_request(
     size_bytes: int = 0,
     fingerprint: bytes | None = None,
     may_wait: bool = True,
+    blocks: PromptBlocks = NO_BLOCKS,
+    tenant: str = "",
 ) -> Request:
     return Request(
         request_id,
@@ -40,7 +44,15 @@ def make_request(
         size_bytes,
         fingerprint=fingerprint,
         may_wait=may_wait,
+        blocks=blocks,
+        tenant=tenant,
     )
+
+
+def make_blocks(text: str, tokens: int = 100) -> PromptBlocks:
+    """Blocks of ``tokens`` tokens, one for each character: two texts share as many as they begin with alike."""
+    hashes = tuple(crc32(text[: i + 1].encode()) for i in range(len(text)))
+    return PromptBlocks(hashes, tuple(tokens * (i + 1) for i in range(len(text))))
 
 
 def make_limits(

@@ -3,7 +3,10 @@
 from collections.abc import Iterable
 
 from proxy.core.engine import EngineBelief
+from proxy.core.lane import Band
 from proxy.core.overload import MAX_SENT_AWAY, has_limit
+from proxy.core.prefix import PrefixIndex
+from proxy.core.queue import WaitingQueue, flow_of
 from proxy.core.scheduler import Scheduler
 from proxy.sim.records import RequestRecord
 
@@ -24,12 +27,13 @@ def check_after_tick(scheduler: Scheduler, now: float) -> None:
 def check_accounts(scheduler: Scheduler) -> None:
     """Assert that every sum equals the sum over its parts and that nothing is kept of what is over."""
     waiting = {i: e.waiting for i, e in scheduler._ledger.entries.items() if e.engine is None}
-    queued = [w for queue in scheduler._ledger.backlog._queues.values() for w in queue._by_key]
+    queued = [w for queue in scheduler._ledger.backlog._queues.values() for w in queue]
     assert sorted(w.request.id for w in queued) == sorted(waiting), "the queues hold just the waiting requests"
     assert all(waiting[w.request.id] is w for w in queued)
-    assert all(len(q._by_key) == len(q._by_age) > 0 for q in scheduler._ledger.backlog._queues.values()), (
-        "an empty queue is removed"
-    )
+    for queue in scheduler._ledger.backlog._queues.values():
+        assert len(queue) > 0, "an empty queue is removed"
+        check_lanes(queue)
+    assert scheduler._ledger.backlog.with_deadline == sum(w.ttft_deadline is not None for w in queued)
     assert scheduler.waiting == len(waiting)
     assert scheduler.waiting_bytes == sum(w.request.size_bytes for w in queued)
     assert scheduler.waiting_tokens == sum(w.request.prompt_tokens for w in queued)
@@ -58,13 +62,45 @@ def check_accounts(scheduler: Scheduler) -> None:
     if not waiting and not sliced:
         assert scheduler.next_deadline() is None
     assert scheduler.dispatched == len(engaged) - len(sliced) + sum(len(slices_of(e)) for e in scheduler.engines)
+    assert scheduler.prefixes._uses.keys() <= engaged.keys() - sliced.keys(), "nothing is kept of what is over"
     for engine in scheduler.engines:
         check_engine(engine)
+        check_prefix_index(scheduler.prefixes.index(engine.id))
         at_it = {i for i, e in engaged.items() if e.engine is engine}
         assert at_it - sliced.keys() == {*engine._prefills, *engine._streams} - slices_of(engine)
         assert at_it & sliced.keys() == engine._held.keys()
         for request_id, held in engine._held.items():
             assert 0 < held < engaged[request_id].waiting.request.prompt_tokens
+
+
+def check_prefix_index(index: PrefixIndex) -> None:
+    assert index.tokens == sum(tokens for tokens, _ in index._blocks.values())
+    assert index.tokens <= index.capacity_tokens
+    assert 0 <= index.trust <= 1
+
+
+def check_lanes(queue: WaitingQueue) -> None:
+    """Assert that every waiting request is in its flow's lane, there in one band, and that just these flows wait."""
+    assert sorted(w.request.id for lane in queue._lanes.values() for w in lane._by_age) == sorted(
+        w.request.id for w in queue
+    )
+    for flow, lane in queue._lanes.items():
+        assert len(lane) > 0, "an empty lane is removed"
+        assert {flow_of(w.request) for w in lane._by_age} == {flow}
+        bands = [w.request.id for band in (lane._by_key, lane._hopeless) for w in band]
+        assert sorted(bands) == sorted(w.request.id for w in lane._by_age)
+        assert lane._timed.keys() == {w.request.id for w in lane._by_age if w.ttft_deadline is not None}
+        for timed in lane._timed.values():
+            assert (timed.waiting in lane._hopeless) == (timed.band is Band.HOPELESS)
+            assert (timed.waiting in lane._urgent) == (timed.band is Band.URGENT)
+        assert set(lane._checks) <= set(lane._timed.values())
+    weights = {flow.class_weight for flow in queue._lanes}
+    assert {c.key for c in queue._shares._classes._waiting} == weights
+    for weight, level in queue._shares._tenants.items():
+        waiting = {c.key for c in level._waiting}
+        assert waiting == {flow.tenant for flow in queue._lanes if flow.class_weight == weight}
+        assert level._counters.keys() == waiting | level._idle.keys()
+        assert not waiting & level._idle.keys()
 
 
 def slices_of(engine: EngineBelief) -> set[str]:

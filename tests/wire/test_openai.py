@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.promptsize import PromptSize
 from proxy.wire.openai import BadRequest, ChunkView, RequestView, peek, read_chunk, read_usage
 
 
@@ -23,19 +24,20 @@ def chat(*messages: Any, **fields: Any) -> RequestView:
 
 def test_the_fields_of_a_completions_request() -> None:
     found = completion(stream=True, max_tokens=7, temperature=0.5, stop=["\n"], unknown={"a": [1]})
-    assert found == RequestView("m", stream=True, max_tokens=7, prompt_tokens=100, exact=False)
+    assert found == RequestView("m", stream=True, max_tokens=7, prompt=PromptSize(ascii_bytes=400))
 
 
 def test_the_fields_of_a_chat_request() -> None:
     found = chat({"role": "user", "content": "x" * 400}, max_tokens=7)
-    assert found == RequestView("m", stream=False, max_tokens=7, prompt_tokens=100, exact=False)
+    assert found == RequestView("m", stream=False, max_tokens=7, prompt=PromptSize(ascii_bytes=400, messages=1))
 
 
 @pytest.mark.parametrize("is_chat", [False, True])
 @pytest.mark.parametrize("body", [b"{}", b' {"model": null, "stream": null, "max_tokens": null}\n'])
 def test_absent_and_null_fields(body: bytes, is_chat: bool) -> None:
     found = peek(body, chat=is_chat)
-    assert (found.model, found.stream, found.max_tokens, found.exact) == ("", False, None, False)
+    assert (found.model, found.stream, found.max_tokens) == ("", False, None)
+    assert found.prompt == PromptSize(json_bytes=len(body)), "counts as the whole body"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_a_bare_nesting_bomb_is_refused() -> None:
 def test_what_the_engine_should_judge_passes(rest: str, is_chat: bool) -> None:
     found = peek(f'{{"model": "m", "max_tokens": 5, {rest}}}'.encode(), chat=is_chat)
     assert (found.model, found.max_tokens) == ("m", 5)
-    assert found.prompt_tokens >= 1
+    check_size(found.prompt)
 
 
 def test_bytes_that_are_no_utf8_in_the_prompt_are_for_the_engine() -> None:
@@ -161,27 +163,40 @@ def test_a_model_name_with_a_lone_surrogate_can_be_logged() -> None:
     assert peek(rb'{"model": "a\ud800"}', chat=False).model == r"a\ud800"
 
 
-# Requests: the length of the prompt.
+# Requests: what the prompt is made of.
+
+
+def size_of(text: str, **more: int) -> PromptSize:
+    """The size of a text, counted character by character."""
+    other = sum(len(character.encode()) for character in text if not character.isascii())
+    return PromptSize(ascii_bytes=sum(map(str.isascii, text)), other_bytes=other, **more)
+
+
+def check_size(size: PromptSize) -> None:
+    assert min(size.token_ids, size.ascii_bytes, size.other_bytes, size.json_bytes, size.messages, size.parts) >= 0
 
 
 @settings(deadline=None)
 @given(st.text(min_size=1), st.booleans())
 def test_text_counts_by_its_utf8_length_however_it_is_escaped(text: str, escaped: bool) -> None:
-    expected = -(-len(text.encode()) // 4)
     body = {"prompt": text, "messages": [{"role": "user", "content": text}]}
     encoded = json.dumps(body, ensure_ascii=escaped).encode()
-    assert peek(encoded, chat=False).prompt_tokens == expected
-    assert peek(encoded, chat=True).prompt_tokens == expected
+    assert peek(encoded, chat=False).prompt == size_of(text)
+    assert peek(encoded, chat=True).prompt == size_of(text, messages=1)
 
 
-def test_the_characters_per_token_are_a_parameter() -> None:
-    body = b'{"prompt": "' + b"x" * 90 + b'", "messages": [{"content": "' + b"x" * 90 + b'"}]}'
-    assert [peek(body, chat=c, characters_per_token=4.5).prompt_tokens for c in (False, True)] == [20, 20]
+@pytest.mark.parametrize(
+    ("text", "ascii_bytes", "other_bytes"),
+    [("plain\n", 6, 0), ("naïve", 4, 2), ("Привет!", 1, 12), ("你好", 0, 6), ("ok 👍", 3, 4), ("", 0, 0)],
+)
+def test_bytes_beyond_ascii_are_told_apart(text: str, ascii_bytes: int, other_bytes: int) -> None:
+    assert completion(text).prompt == PromptSize(ascii_bytes=ascii_bytes, other_bytes=other_bytes)
+    both = peek(json.dumps({"prompt": text}, ensure_ascii=False).encode(), chat=False)
+    assert both.prompt == completion(text).prompt
 
 
 def test_several_prompts_add_up() -> None:
-    found = completion(["x" * 40, 'a "quoted" line\n', ""])
-    assert (found.prompt_tokens, found.exact) == (14, False)
+    assert completion(["x" * 40, 'a "quoted" line\n', "é"]).prompt == PromptSize(ascii_bytes=56, other_bytes=2)
 
 
 @settings(deadline=None)
@@ -192,45 +207,42 @@ def test_several_prompts_add_up() -> None:
 )
 def test_token_ids_are_counted(ids: list[int], indent: int | None, comma: str) -> None:
     body = json.dumps({"prompt": ids}, indent=indent, separators=(comma, ": ")).encode()
-    found = peek(body, chat=False)
-    assert (found.prompt_tokens, found.exact) == (len(ids), True)
+    assert peek(body, chat=False).prompt == PromptSize(token_ids=len(ids))
 
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 200_000), min_size=1), min_size=1))
 def test_several_prompts_of_token_ids_add_up(prompts: list[list[int]]) -> None:
-    found = completion(prompts)
-    assert (found.prompt_tokens, found.exact) == (sum(map(len, prompts)), True)
+    assert completion(prompts).prompt == PromptSize(token_ids=sum(map(len, prompts)))
 
 
-def test_a_mixed_list_of_prompts_is_an_estimate() -> None:
-    found = completion([[1, 2, 3], "x" * 40])
-    assert (found.prompt_tokens, found.exact) == (13, False)
+def test_a_mixed_list_of_prompts_has_both() -> None:
+    assert completion([[1, 2, 3], "x" * 40]).prompt == PromptSize(token_ids=3, ascii_bytes=40)
 
 
 @pytest.mark.parametrize("prompt", [{"a": 1}, [1.5, 2], [1, "x"], 7, None, [{"prompt": 1}]])
 def test_an_odd_prompt_counts_as_the_whole_body(prompt: Any) -> None:
     body = json.dumps({"prompt": prompt, "padding": "x" * 400}).encode()
-    assert peek(body, chat=False).prompt_tokens == -(-len(body) // 4)
+    assert peek(body, chat=False).prompt == PromptSize(json_bytes=len(body))
 
 
 @pytest.mark.parametrize("messages", ["hello", 7, None, [7], [{"content": 7}], [{"content": [{"text": []}]}]])
 def test_odd_messages_count_as_the_whole_body(messages: Any) -> None:
     body = json.dumps({"messages": messages, "padding": "x" * 400}).encode()
-    assert peek(body, chat=True).prompt_tokens == -(-len(body) // 4)
+    assert peek(body, chat=True).prompt == PromptSize(json_bytes=len(body))
 
 
-def test_an_empty_prompt_counts_as_one_token() -> None:
-    assert completion("").prompt_tokens == 1
-    assert chat({"role": "user", "content": ""}).prompt_tokens == 1
-    assert chat().prompt_tokens == 1
+def test_an_empty_prompt_has_no_bytes() -> None:
+    assert completion("").prompt == PromptSize()
+    assert chat({"role": "user", "content": ""}).prompt == PromptSize(messages=1)
+    assert chat().prompt == PromptSize()
 
 
-def test_parts_count_by_their_text_and_others_by_a_fixed_sum() -> None:
+def test_parts_count_by_their_text_and_others_by_their_number() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
     text = {"type": "text", "text": "x" * 400}
-    found = chat({"role": "system", "content": "x" * 40}, {"role": "user", "content": [text, image, "x" * 40, image]})
-    assert found.prompt_tokens == 10 + 100 + 256 + 10 + 256
+    found = chat({"role": "system", "content": "x" * 40}, {"role": "user", "content": [text, image, "é" * 40, image]})
+    assert found.prompt == PromptSize(ascii_bytes=440, other_bytes=80, messages=2, parts=2)
 
 
 def test_tools_and_earlier_tool_calls_count_by_their_length() -> None:
@@ -238,13 +250,14 @@ def test_tools_and_earlier_tool_calls_count_by_their_length() -> None:
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}]
     plain = chat({"role": "user", "content": "x" * 400}, tools=None)
     found = chat({"role": "user", "content": "x" * 400}, {"role": "assistant", "tool_calls": calls}, tools=tools)
-    assert plain.prompt_tokens == 100
-    assert found.prompt_tokens == -(-(400 + len(json.dumps(tools)) + len(json.dumps(calls))) // 4)
+    assert plain.prompt == PromptSize(ascii_bytes=400, messages=1)
+    raw = len(json.dumps(tools)) + len(json.dumps(calls))
+    assert found.prompt == PromptSize(ascii_bytes=400, json_bytes=raw, messages=2)
 
 
 def test_a_large_body_is_read() -> None:
-    assert completion("x" * 2_100_000).prompt_tokens == 525_000
-    assert completion(list(range(100_000))) == RequestView("m", False, None, 100_000, True)
+    assert completion("x" * 2_100_000).prompt == PromptSize(ascii_bytes=2_100_000)
+    assert completion(list(range(100_000))) == RequestView("m", False, None, PromptSize(token_ids=100_000))
 
 
 json_values = st.recursive(
@@ -264,7 +277,7 @@ def test_any_object_is_read_or_refused(fields: dict[str, Any], is_chat: bool) ->
     if found is None:
         assert param in ("model", "stream", "max_tokens", "max_completion_tokens")
     else:
-        assert found.prompt_tokens >= 1
+        check_size(found.prompt)
 
 
 @settings(deadline=None)
@@ -471,7 +484,7 @@ chunk_values = st.recursive(
 def test_no_payload_raises(payload: bytes) -> None:
     found = read_chunk(payload)
     assert found.tokens >= found.visible
-    assert len(read_usage(payload)) == 2
+    assert len(read_usage(payload)) == 3
 
 
 # Whole answers.
@@ -480,17 +493,19 @@ def test_no_payload_raises(payload: bytes) -> None:
 @pytest.mark.parametrize(
     ("body", "usage"),
     [
-        (b'{"choices": [{"text": "a"}], "usage": {"prompt_tokens": 9, "completion_tokens": 3}}', (9, 3)),
-        (rb'{"choices": [{"text": "\ud83d"}], "usage": {"prompt_tokens": 9, "completion_tokens": 3}}', (9, 3)),
-        (b'{"usage": {"prompt_tokens": 9}}', (9, None)),
-        (b'{"usage": null}', (None, None)),
-        (b'{"usage": 7}', (None, None)),
-        (b'{"error": {"message": "boom"}}', (None, None)),
-        (b"<html>", (None, None)),
-        (b"", (None, None)),
-        (b"[]", (None, None)),
-        (b"[" * 100_000, (None, None)),
+        (b'{"choices": [{"text": "a"}], "usage": {"prompt_tokens": 9, "completion_tokens": 3}}', (9, 3, None)),
+        (rb'{"choices": [{"text": "\ud83d"}], "usage": {"prompt_tokens": 9, "completion_tokens": 3}}', (9, 3, None)),
+        (b'{"usage": {"prompt_tokens": 9}}', (9, None, None)),
+        (b'{"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 8}}}', (9, None, 8)),
+        (b'{"usage": {"prompt_tokens": 9, "prompt_tokens_details": [8]}}', (9, None, None)),
+        (b'{"usage": null}', (None, None, None)),
+        (b'{"usage": 7}', (None, None, None)),
+        (b'{"error": {"message": "boom"}}', (None, None, None)),
+        (b"<html>", (None, None, None)),
+        (b"", (None, None, None)),
+        (b"[]", (None, None, None)),
+        (b"[" * 100_000, (None, None, None)),
     ],
 )
 def test_the_usage_of_a_whole_answer(body: bytes, usage: tuple[int | None, int | None]) -> None:
-    assert read_usage(body) == usage
+    assert tuple(read_usage(body)) == usage

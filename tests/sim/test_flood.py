@@ -1,0 +1,29 @@
+"""One tenant sends ten times what another does, and far more than the engine can do."""
+
+from dataclasses import replace
+
+import pytest
+
+from proxy.core.config import SchedulerConfig
+from proxy.core.tiles import TileConfig
+from proxy.sim.engine import EngineConfig
+from proxy.sim.simulator import SimulationConfig, simulate
+from proxy.sim.workload import draw_workload, sharegpt_like
+
+
+def worst_ttft_of_the_calm(rate: float, requests: int, tiles: TileConfig | None, *, told_apart: bool) -> float:
+    drawn = draw_workload(
+        sharegpt_like(2000), rate=rate, requests=requests, seed=1, tenants={"calm": 1.0, "flood": 10.0}
+    )
+    calm = {r.index for r in drawn if r.tenant == "calm"}
+    sent = drawn if told_apart else [replace(r, tenant="") for r in drawn]
+    engine = EngineConfig(token_budget=512 if tiles is None else 8192)
+    result = simulate(sent, SimulationConfig(engine), SchedulerConfig(tiles=tiles, max_wait_seconds=20.0))
+    return max(r.ttft_seconds or float("inf") for r in result.records if r.request.index in calm)
+
+
+@pytest.mark.parametrize("tiles", [None, TileConfig()], ids=["whole", "tiles"])
+def test_a_tenant_within_its_share_hardly_waits_behind_a_flood(tiles: TileConfig | None) -> None:
+    """What is overdue of the flood does not go before others' new requests."""
+    assert worst_ttft_of_the_calm(5.5, 400, tiles, told_apart=False) > 30
+    assert worst_ttft_of_the_calm(5.5, 400, tiles, told_apart=True) < 6
