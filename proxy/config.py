@@ -125,7 +125,8 @@ class Settings(BaseSettings):
     backlog_factor: Positive = 1.5
     """Engine steps of prompt work released ahead. More: closer to the engine's own order; less: risk of idle steps."""
     kv_watermark: Annotated[float, Field(ge=0, lt=1)] = 0.03
-    """Share of the KV cache kept free, against preemptions."""
+    """Share of the KV cache kept free against preemptions, until the lengths of outputs and the engine's own /metrics
+    tell how much it takes."""
 
     tiles: bool = False
     """Cut long prompts into tiles, one per engine step (needs engines with prefix caching; experimental)."""

@@ -15,7 +15,7 @@ from virtual import DeadlockError, VirtualLoop, run_in_virtual_time
 
 from proxy.core.actions import Action, Dispatch, Slice, describe
 from proxy.core.config import SchedulerConfig
-from proxy.core.events import EngineUp, SliceEnded
+from proxy.core.events import EngineReported, EngineUp, SliceEnded
 from proxy.core.ordering import first_come_first_served
 from proxy.core.rad import RadConfig
 from proxy.core.request import RequestClass
@@ -24,7 +24,7 @@ from proxy.core.tiles import TileConfig
 from proxy.server.driver import Driver
 from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
 from proxy.sim.profiles import PROFILES
-from proxy.sim.simulator import SimulationConfig, as_core_request, limits_of, microseconds, simulate
+from proxy.sim.simulator import SimulationConfig, as_core_request, limits_of, microseconds, report_of, simulate
 from proxy.sim.workload import ClassShare, ScheduledRequest, draw_workload, sharegpt_like
 
 TRACE = sharegpt_like(2_000)
@@ -99,9 +99,25 @@ class Engine:
             self._loop.call_at(in_microseconds(self._network_seconds), self._deliver, produced)
         self._step()
 
+    def report(self, engine_id: str, driver: Driver) -> None:
+        """Let the proxy know the engine's own figures."""
+        event = EngineReported(engine_id, report_of(self._model))
+        self._loop.call_at(in_microseconds(self._network_seconds), driver.feed, event)
+
     def _deliver(self, produced: list[Produced]) -> None:
         for token in produced:
             self._streams[token.sequence_id].put_nowait(token)
+
+
+async def probe(engines: dict[str, Engine], driver: Driver, interval_seconds: float) -> None:
+    """What the prober does, to the microsecond when the simulator does it."""
+    loop = asyncio.get_running_loop()
+    while True:
+        tick = loop.create_future()
+        loop.call_at(in_microseconds(interval_seconds), tick.set_result, None)
+        await tick
+        for engine_id, engine in engines.items():
+            engine.report(engine_id, driver)
 
 
 async def send_slice(piece: Slice, driver: Driver, engines: dict[str, Engine]) -> None:
@@ -149,9 +165,11 @@ async def live(
     engines = {f"engine-{number}": Engine(config) for number in range(config.engines)}
     for engine_id in engines:
         driver.feed(EngineUp(engine_id, limits_of(config.engine)))
+    probing = loop.create_task(probe(engines, driver, config.report_seconds))
     async with asyncio.TaskGroup() as group:
         for request in requests:
             group.create_task(serve(request, driver, engines, group))
+    probing.cancel()
     assert (scheduler.waiting, scheduler.dispatched, len(driver._tickets)) == (0, 0, 0)
     driver.close()
     return log

@@ -29,9 +29,9 @@ class GateConfig:
     keep_tbt: bool = False
     """Whether to spare the TBT deadlines of streams in flight (``tbt``)."""
     kv_watermark: float = 0.03
-    """Share of the KV cache that stays free for the growth of what runs."""
+    """Share of the KV cache that stays free, as long as output lengths are unknown or the engine tells nothing."""
     kv_growth_tokens: int = 64
-    """Further tokens of KV cache kept for each sequence; outputs end all the time, so not their whole length."""
+    """Further tokens of KV cache kept for each sequence, until enough outputs have ended to forecast their growth."""
 
     def __post_init__(self) -> None:
         if not self.backlog_factor > 0 or not 0 <= self.feedback_seconds < inf or self.kv_growth_tokens < 0:
@@ -50,7 +50,7 @@ def admits(engine: EngineBelief, prompt_tokens: int, gate: GateConfig, now: floa
     if not engine.outstanding:
         return True
     return (
-        engine.outstanding < engine.limits.max_num_seqs
+        not engine.is_full
         and engine.backlog < gate.backlog_factor * engine.lead_tokens()
         and fits_kv(engine, prompt_tokens, gate)
     )
@@ -68,11 +68,17 @@ def leaves_free(engine: EngineBelief, prompt_tokens: int, kept_tokens: float, ga
 def fits_kv(engine: EngineBelief, prompt_tokens: int, gate: GateConfig) -> bool:
     """Whether the KV cache has room for ``prompt_tokens`` more, and for the growth of what runs."""
     capacity = engine.limits.kv_tokens
-    if capacity is None:
-        return True
-    room = (1 - gate.kv_watermark) * capacity - gate.kv_growth_tokens
-    if prompt_tokens > capacity:
-        return True  # the engine has to refuse it, and does so at once
-    if prompt_tokens > room:
-        return engine.kv_tokens + prompt_tokens <= capacity  # it can do without reserves, but not without room
-    return engine.kv_tokens + gate.kv_growth_tokens * engine.outstanding + prompt_tokens <= room
+    if capacity is None or prompt_tokens > capacity:
+        return True  # the engine has to refuse what is too long, and does so at once
+    reports = engine.reports
+    usable = (1 - reports.caution) * capacity
+    if not reports.fresh:  # nobody would tell of an error in our account
+        usable -= gate.kv_watermark * capacity
+    if engine.outputs.learnt:
+        fits, alone = engine.has_kv_room(prompt_tokens, usable), prompt_tokens
+    else:
+        usable = min(usable, (1 - gate.kv_watermark) * capacity)
+        alone = prompt_tokens + gate.kv_growth_tokens
+        growth = gate.kv_growth_tokens * engine.outstanding
+        fits = engine.kv_tokens + reports.kv_error + growth + alone <= usable
+    return fits or (alone > usable and engine.kv_tokens + prompt_tokens <= capacity)  # without reserves, but with room

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from proxy.core.feedback import FeedbackDelay
 from proxy.core.forecast import Forecast, foresee, spread
+from proxy.core.growth import KvOutlook, OutputLengths
+from proxy.core.selfreport import EngineReport, SelfReports
 from proxy.core.steplog import Prefill, StepLog
 from proxy.core.stepmodel import OnlineStepModel, StepLoad
 
@@ -78,6 +80,8 @@ class EngineBelief:
         models: frozenset[str],
         number: int,
         feedback_seconds: float = 0.005,
+        *,
+        outputs: OutputLengths | None = None,
     ) -> None:
         self.id = engine_id
         self.limits = limits
@@ -92,6 +96,9 @@ class EngineBelief:
         """Moving average of the time between two observed step ends."""
         self.model = OnlineStepModel()
         """What its steps take, by their content."""
+        self.outputs = OutputLengths() if outputs is None else outputs
+        """Lengths of outputs of any kind."""
+        self.reports = SelfReports()
         self.kv_tokens = 0
         """Context of all streams and prompts of all prefills: what the engine needs once it has begun them all."""
         self.backlog = 0
@@ -105,6 +112,7 @@ class EngineBelief:
         self._log = StepLog(self.delay)
         self._deadlines: Counter[float] = Counter()  # TBT deadlines of prefills and streams
         self._held: dict[str, int] = {}  # cached prefixes of prompts that are still being sliced, in tokens
+        self._outlook = KvOutlook()
 
     def __repr__(self) -> str:
         state = "up" if self.up else "down"
@@ -138,7 +146,12 @@ class EngineBelief:
     @property
     def prefill_budget(self) -> int:
         """Prompt tokens that fit in its next step beside one token of every decode."""
-        return max(1, self.limits.token_budget - len(self._streams))
+        return max(1, self.limits.token_budget - len(self._streams) - self.reports.foreign)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all of its sequence slots are taken, by our requests or others'."""
+        return self.outstanding + self.reports.foreign >= self.limits.max_num_seqs
 
     def is_open(self, now: float) -> bool:
         """Whether anything may be released to it at all."""
@@ -183,6 +196,26 @@ class EngineBelief:
         joining = ((p, p.may_join if soonest else p.joins) for p in self._prefills.values())
         return spread(joining, self._step, self.prefill_budget, len(self._streams), self._stream_context)
 
+    def has_kv_room(self, prompt_tokens: int, usable_tokens: float) -> bool:
+        """Whether a prompt fits into so much KV cache beside all that runs, with the growth to be expected of both."""
+        room = usable_tokens - self.reports.kv_error - self._partial_blocks() - sum(self._held.values())
+        return self._outlook.fits(prompt_tokens, self.outputs, room, self._step, self._contexts)
+
+    def on_report(self, report: EngineReport | None, now: float) -> None:
+        """Take in what it says of itself; ``None``: it says nothing any more."""
+        if report is None:
+            self.reports.forget()
+        else:
+            held = self.kv_tokens - self.untaken() + self._partial_blocks()
+            self.reports.take(report, self.limits.kv_tokens, held, self.outstanding, now)
+
+    def _contexts(self) -> dict[str, int]:
+        return {request_id: stream.context for request_id, stream in self._streams.items()}
+
+    def _partial_blocks(self) -> int:
+        """Tokens that would fit into the last blocks of its sequences, half a block of each on average."""
+        return self.outstanding * self.limits.block_tokens // 2
+
     def release(
         self,
         request_id: str,
@@ -192,12 +225,16 @@ class EngineBelief:
         *,
         streamed: bool = True,
         cached_tokens: int = 0,
+        outputs: OutputLengths | None = None,
+        max_tokens: int | None = None,
     ) -> None:
         """Note that a prompt is sent to it, whole or after slices of it.
 
         ``cached_tokens`` of it are no work, but take room: cached blocks that nobody uses are free memory, and this
         takes them out of it. Those that a running sequence uses too are counted twice, which is on the safe side.
+        ``outputs``: those of its kind, if known.
         """
+        self._outlook.add(request_id, prompt_tokens, self.outputs if outputs is None else outputs, max_tokens)
         held = self._held.pop(request_id, 0)
         cached = max(0, cached_tokens - held)
         self._add_prefill(request_id, prompt_tokens - held - cached, prompt_tokens, now, tbt_seconds, streamed=streamed)
@@ -265,6 +302,7 @@ class EngineBelief:
         if (stream := self._streams.pop(request_id, None)) is not None:
             self.kv_tokens -= stream.context
             self._stream_context -= stream.context
+            self._outlook.end(request_id, stream.context)
             tbt_seconds = stream.tbt_seconds
             if self._streams and stream.step >= self._clock:
                 # The leader is gone. Its successor's token of this same step may still be to come, so one step
@@ -274,6 +312,7 @@ class EngineBelief:
             self.kv_tokens -= prefill.context
             self.backlog -= prefill.remaining
             prefill.over = True
+            self._outlook.end(request_id, prefill.context + (tokens or 0))
             tbt_seconds = prefill.tbt_seconds
             if tokens:  # no token was seen, but this many steps must have gone by
                 steps = tokens - 1 + ceil(prefill.context / self.limits.token_budget)
@@ -293,8 +332,7 @@ class EngineBelief:
         Answers that are not streamed and prompts before the first token are silent. To take their backlog for
         untouched would leave the engine idle; to take it for done too early only loosens the gate.
         """
-        until = self.silent_until()
-        if until is not None and now >= until:
+        while (until := self.silent_until()) is not None and now >= until:
             expected = self._step_expected_seconds()
             steps = max(1, int((now - self._step_began_at) / expected))
             self._next_step(steps, self._step_began_at + steps * expected)

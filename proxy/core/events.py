@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from proxy.core.actions import Slice
     from proxy.core.engine import EngineLimits
     from proxy.core.request import Request
+    from proxy.core.selfreport import EngineReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,27 @@ class EngineDown:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineReported:
+    """An engine's own figures; ``None`` when it has stopped to give them. Reports of unknown engines are ignored."""
+
+    engine_id: str
+    report: EngineReport | None
+
+
+@dataclass(frozen=True, slots=True)
 class DrainStarted:
     """The proxy is shutting down: whatever waits is refused, and so is whatever comes."""
 
 
-Event = Arrived | TokensProduced | Ended | NotStarted | Tokenized | SliceEnded | EngineUp | EngineDown | DrainStarted
+Event = (
+    Arrived
+    | TokensProduced
+    | Ended
+    | NotStarted
+    | Tokenized
+    | SliceEnded
+    | EngineUp
+    | EngineDown
+    | EngineReported
+    | DrainStarted
+)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from proxy.core.admission import leaves_free
+from proxy.core.growth import GrowthModel
 from proxy.core.lane import Pace
 from proxy.core.prefix import Prefixes
 from proxy.core.queue import Backlog
@@ -13,6 +14,7 @@ from proxy.core.queue import Backlog
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from proxy.core.actions import Reject
     from proxy.core.admission import GateConfig
     from proxy.core.engine import EngineBelief
     from proxy.core.fairness import Bill
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from proxy.core.overload import Overload
     from proxy.core.queue import Servers
     from proxy.core.rad import ModeSwitch
-    from proxy.core.request import Request
+    from proxy.core.request import RejectReason, Request
 
 
 @dataclass(slots=True)
@@ -64,6 +66,7 @@ class Ledger:
         self.modes = modes
         """Which engines are full, in throughput mode."""
         self.prefixes = Prefixes()
+        self.growth = GrowthModel()
 
     def __repr__(self) -> str:
         return f"<Ledger {len(self.entries)} requests, {len(self.backlog)} waiting, {len(self.engines)} engines>"
@@ -98,6 +101,13 @@ class Ledger:
         """Take a request out of the queue that no engine has taken."""
         self.overload.leave(waiting, self.backlog.servers_of(waiting))
         self.backlog.remove(waiting)
+
+    def reject(self, waiting: Waiting, reason: RejectReason, now: float) -> Reject:
+        """Refuse a request that waits."""
+        refusal = self.overload.refuse(waiting.request, reason, waiting.arrived_at, now)
+        self.drop(waiting)
+        del self.entries[waiting.request.id]
+        return refusal
 
     def pace(self) -> Pace:
         """How long a prompt would take now, at the engine that is fastest; only looked at where a TTFT is promised."""
@@ -138,4 +148,6 @@ class Ledger:
             request.request_class.tbt_seconds,
             streamed=request.streamed,
             cached_tokens=self.prefixes.release(request, engine),
+            outputs=self.growth.of(request.model, request.request_class.name),
+            max_tokens=request.max_tokens,
         )

@@ -11,12 +11,15 @@ from math import floor, inf
 from operator import itemgetter
 from typing import NamedTuple
 
+from proxy.core.fairness import Flow
+
 _CHUNK = 128
 """Entries in a run of ``WorkInOrder``; it is split at twice as many."""
 _RELEASES = 48
 """Releases after which one has lost 63 % of its weight: a rate within 15 %, and a second in front of a busy cluster."""
 _TRUSTED_RELEASES = 24
 _GREAT = 1e100
+_ALIKE = Flow()
 _BUCKET = 0.25
 """Width of a bucket of arrivals in units of the key: a fifth in length where the shortest go first."""
 
@@ -94,49 +97,18 @@ class WorkInOrder:
         return sum(self._sums[:i]) + sum(p.tokens for p in run[: bisect_right(run, key, key=_key)])
 
 
-class Outflow:
-    """One queue's work, its rate of release, and what comes in. All times are seconds, all work prompt tokens.
-
-    Keys are those of the queue: smallest first, and growing by ``ageing`` with each second of arrival.
-    """
+class _Line:
+    """Work that is served in the order of keys, and what comes in."""
 
     def __init__(self, ageing: float) -> None:
-        self.releases = 0
-        """Releases that ended a wait, all told."""
+        self.work = WorkInOrder()
         self._ageing = ageing
-        self._work = WorkInOrder()
-        self._counted_until = 0.0
-        self._released_tokens = 0.0
-        self._released_seconds = 0.0
         self._arrivals: dict[int, float] = {}  # tokens by bucket of the key on arrival
         self._arrivals_seconds = 0.0
         self._weight = 1.0  # of the next arrival: growing weights spare us shrinking those of all buckets
         self._arrived_at: float | None = None
 
-    def __repr__(self) -> str:
-        return f"<Outflow {len(self._work)} waiting, {self._work.tokens} tokens, {self.tokens_per_second} per second>"
-
-    @property
-    def tokens(self) -> int:
-        return self._work.tokens
-
-    @property
-    def trusted(self) -> bool:
-        """Whether enough has been seen to refuse anybody by it."""
-        return self.releases >= _TRUSTED_RELEASES
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """The rate of release while somebody waits; ``None`` before anybody has."""
-        return self._released_tokens / self._released_seconds if self._released_seconds > 0 else None
-
-    def wait(self, key: float, number: int, tokens: int, now: float) -> None:
-        if not self._work:
-            self._counted_until = now
-        self._work.add(key, number, tokens)
-
     def arrive(self, key: float, tokens: int, now: float) -> None:
-        """Note new work: how much comes in says how long those who can be overtaken will be."""
         last, self._arrived_at = self._arrived_at, now
         if last is None:
             return
@@ -149,35 +121,13 @@ class Outflow:
         self._arrivals_seconds += self._weight * (now - last)
         self._arrivals[bucket] = self._arrivals.get(bucket, 0.0) + self._weight * tokens
 
-    def resume(self, now: float) -> None:
-        """Do not count the time until ``now``: an engine took nothing in it, and that says nothing of its rate."""
-        self._counted_until = now
-
-    def leave(self, key: float, number: int, tokens: int) -> None:
-        """Note that somebody has gone without having been released."""
-        self._work.remove(key, number, tokens)
-
-    def release(self, key: float, number: int, tokens: int, now: float) -> None:
-        self._work.remove(key, number, tokens)
-        elapsed = now - self._counted_until
-        if elapsed <= 0 and not self._work:
-            return  # it did not wait, and nobody else did
-        keep = 1 - 1 / _RELEASES
-        self._released_tokens = self._released_tokens * keep + tokens
-        self._released_seconds = self._released_seconds * keep + max(0.0, elapsed)
-        self._counted_until = now
-        self.releases += 1
-
-    def wait_seconds(self, key: float, now: float) -> float | None:
-        """How long somebody who comes now with ``key`` would wait; ``None`` while nothing is known.
+    def wait_seconds(self, key: float, rate: float, now: float) -> float:
+        """How long somebody who comes now with ``key`` would wait, at ``rate`` tokens per second.
 
         First goes what waits with smaller keys, and then whoever comes meanwhile and is still put before it: the work
         of each bucket comes in until its newcomers have the greater keys.
         """
-        rate = self.tokens_per_second
-        if rate is None:
-            return None
-        work = self._work.before(key)
+        work = self.work.before(key)
         if not work:
             return 0.0
         overtaking: list[tuple[float, float]] = []  # until when, tokens per second
@@ -197,3 +147,97 @@ class Outflow:
             spare += arriving
             began = until
         return began + left / spare if spare > 0 else inf
+
+
+class Outflow:
+    """One queue's work, its rate of release, and what comes in. All times are seconds, all work prompt tokens.
+
+    Keys are those of the queue: smallest first, and growing by ``ageing`` with each second of arrival. They are the
+    order inside a flow; between flows it is that of fair shares.
+    """
+
+    def __init__(self, ageing: float) -> None:
+        self.releases = 0
+        """Releases that ended a wait, all told."""
+        self._ageing = ageing
+        self._all = _Line(ageing)
+        self._flows: dict[Flow, _Line] = {}  # those that wait
+        self._counted_until = 0.0
+        self._released_tokens = 0.0
+        self._released_seconds = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Outflow {len(self)} waiting, {self.tokens} tokens, {self.tokens_per_second} per second>"
+
+    def __len__(self) -> int:
+        return len(self._all.work)
+
+    @property
+    def tokens(self) -> int:
+        return self._all.work.tokens
+
+    @property
+    def trusted(self) -> bool:
+        """Whether enough has been seen to refuse anybody by it."""
+        return self.releases >= _TRUSTED_RELEASES
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The rate of release while somebody waits; ``None`` before anybody has."""
+        return self._released_tokens / self._released_seconds if self._released_seconds > 0 else None
+
+    def wait(self, key: float, number: int, tokens: int, now: float, flow: Flow = _ALIKE) -> None:
+        if not self._all.work:
+            self._counted_until = now
+        own = self._flows.get(flow)
+        if own is None:
+            own = self._flows[flow] = _Line(self._ageing)
+        for line in (self._all, own):
+            line.work.add(key, number, tokens)
+
+    def arrive(self, key: float, tokens: int, now: float, flow: Flow = _ALIKE) -> None:
+        """Note new work: how much comes in says how long those who can be overtaken will be."""
+        self._all.arrive(key, tokens, now)
+        if (own := self._flows.get(flow)) is not None:
+            own.arrive(key, tokens, now)
+
+    def resume(self, now: float) -> None:
+        """Do not count the time until ``now``: an engine took nothing in it, and that says nothing of its rate."""
+        self._counted_until = now
+
+    def leave(self, key: float, number: int, tokens: int, flow: Flow = _ALIKE) -> None:
+        """Note that somebody has gone without having been released."""
+        own = self._flows[flow]
+        for line in (self._all, own):
+            line.work.remove(key, number, tokens)
+        if not own.work:
+            del self._flows[flow]
+
+    def release(self, key: float, number: int, tokens: int, now: float, flow: Flow = _ALIKE) -> None:
+        self.leave(key, number, tokens, flow)
+        elapsed = now - self._counted_until
+        if elapsed <= 0 and not self._all.work:
+            return  # it did not wait, and nobody else did
+        keep = 1 - 1 / _RELEASES
+        self._released_tokens = self._released_tokens * keep + tokens
+        self._released_seconds = self._released_seconds * keep + max(0.0, elapsed)
+        self._counted_until = now
+        self.releases += 1
+
+    def wait_seconds(self, key: float, now: float, flow: Flow = _ALIKE, share: float = 1.0) -> float | None:
+        """How long somebody of ``flow`` who comes now with ``key`` would wait; ``None`` while nothing is known.
+
+        Where several flows wait, a flow's work goes at its ``share`` of the rate at least, and other flows' work does
+        not hold it up beyond that; so whoever would be in time by that is never taken for late. But a flow need not
+        wait for its share either while others use less than theirs, so its wait is not longer than if all went by key.
+        What a flow was served beyond its share before it waited, and the round in which each flow has its turn, are
+        left out: the estimate is low then, and who is late after all is refused when the limit ends.
+        """
+        rate = self.tokens_per_second
+        if rate is None:
+            return None
+        by_key = self._all.wait_seconds(key, rate, now)
+        own = self._flows.get(flow)
+        if own is None:
+            return 0.0
+        return by_key if len(self._flows) == 1 else min(by_key, own.wait_seconds(key, share * rate, now))

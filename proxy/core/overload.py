@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, assert_never
 from sortedcontainers import SortedKeyList
 
 from proxy.core.actions import Reject
+from proxy.core.holdings import Holdings
 from proxy.core.outflow import Outflow
+from proxy.core.queue import flow_of
 from proxy.core.request import RejectReason
 
 if TYPE_CHECKING:
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 
     from proxy.core.config import SchedulerConfig
     from proxy.core.engine import EngineBelief
-    from proxy.core.queue import Backlog, Servers, Waiting
+    from proxy.core.lane import Waiting
+    from proxy.core.queue import Backlog, Servers
     from proxy.core.request import Request
 
 MIN_RETRY_SECONDS = 1.0
@@ -41,6 +44,7 @@ class Overload:
         self._config = config
         self._ageing = config.ordering(1, 1.0) - config.ordering(1, 0.0)
         self._outflows: dict[Servers, Outflow] = {}
+        self._holdings = Holdings(config.max_queue_requests, config.max_queue_bytes, config.max_queue_tokens)
         self._due: SortedKeyList[Waiting] = SortedKeyList(key=lambda w: (due_at(w), w.number))
         self._sent_away: OrderedDict[bytes, tuple[float, float]] = OrderedDict()  # when first here, from when on back
         self._refusals = 0
@@ -53,19 +57,25 @@ class Overload:
     # -- what happens to the queues --
 
     def arrive(self, waiting: Waiting, servers: Servers, now: float) -> None:
-        self._outflow(servers).arrive(waiting.key, _work(waiting.request), now)
+        self._outflow(servers).arrive(waiting.key, _work(waiting.request), now, flow_of(waiting.request))
 
     def wait(self, waiting: Waiting, servers: Servers, now: float) -> None:
-        self._outflow(servers).wait(waiting.key, waiting.number, _work(waiting.request), now)
-        if has_limit(waiting.request):
+        request = waiting.request
+        self._outflow(servers).wait(waiting.key, waiting.number, _work(request), now, flow_of(request))
+        self._holdings.add(waiting)
+        if has_limit(request):
             self._due.add(waiting)
 
     def release(self, waiting: Waiting, servers: Servers, now: float) -> None:
-        self._outflows[servers].release(waiting.key, waiting.number, _work(waiting.request), now)
+        request = waiting.request
+        self._outflows[servers].release(waiting.key, waiting.number, _work(request), now, flow_of(request))
+        self._holdings.remove(waiting)
         self._due.discard(waiting)
 
     def leave(self, waiting: Waiting, servers: Servers) -> None:
-        self._outflows[servers].leave(waiting.key, waiting.number, _work(waiting.request))
+        request = waiting.request
+        self._outflows[servers].leave(waiting.key, waiting.number, _work(request), flow_of(request))
+        self._holdings.remove(waiting)
         self._due.discard(waiting)
 
     def resume(self, now: float) -> None:
@@ -91,13 +101,23 @@ class Overload:
         return sum(outflow.tokens_per_second or 0.0 for outflow in self._outflows.values())
 
     def first_token_seconds(
-        self, request: Request, key: float, servers: Servers, engines: Iterable[EngineBelief], now: float
+        self,
+        request: Request,
+        key: float,
+        servers: Servers,
+        engines: Iterable[EngineBelief],
+        now: float,
+        *,
+        share: float,
     ) -> float | None:
-        """Estimate when somebody who comes now would have a first token; ``None`` until that can be told."""
+        """Estimate when somebody who comes now would have a first token; ``None`` until that can be told.
+
+        ``share``: of the engines' service, that of the request's flow (see ``Outflow.wait_seconds``).
+        """
         outflow = self._outflows.get(servers)
         if outflow is None or not outflow.trusted:
             return None
-        wait = outflow.wait_seconds(key, now)
+        wait = outflow.wait_seconds(key, now, flow_of(request), share)
         if wait is None:
             return None
         at_engine = (e.estimated_wait_seconds(request.prompt_tokens) for e in engines if e.up and e.id in servers)
@@ -133,6 +153,14 @@ class Overload:
             or backlog.size_bytes + request.size_bytes > config.max_queue_bytes
             or (most_tokens is not None and backlog.prompt_tokens + request.prompt_tokens > most_tokens)
         )
+
+    def has_even_part_for(self, request: Request) -> bool:
+        """Whether others make room for a request in a full queue, as its tenant holds no more than its even part."""
+        return self._holdings.has_even_part_for(request)
+
+    def first_to_make_room(self) -> Waiting:
+        """Who goes when one has to make room; somebody must wait."""
+        return self._holdings.newest_of_greatest()
 
     def limit_seconds(self, request: Request) -> float:
         """The time from its arrival after which a request is of no more use, or is refused in any case."""

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, assert_never
 from proxy.core.backoff import BackOff
 from proxy.core.config import SchedulerConfig
 from proxy.core.engine import EngineBelief, EngineLimits
+from proxy.core.entrance import make_room, why_refuse
 from proxy.core.events import (
     Arrived,
     DrainStarted,
     Ended,
     EngineDown,
+    EngineReported,
     EngineUp,
     Event,
     NotStarted,
@@ -30,16 +32,16 @@ from proxy.core.events import (
 from proxy.core.lane import Waiting
 from proxy.core.ledger import Entry, Ledger
 from proxy.core.overload import Overload
-from proxy.core.placement import least_busy, soonest, takes_a_piece
+from proxy.core.placement import least_busy
 from proxy.core.rad import ModeSwitch
 from proxy.core.release import next_whole
 from proxy.core.request import RejectReason, Request
 from proxy.core.slicing import next_tile, on_slice_end, unslice
 
 if TYPE_CHECKING:
-    from proxy.core.actions import Action, Reject
+    from proxy.core.actions import Action
     from proxy.core.prefix import Prefixes
-    from proxy.core.queue import Servers, WaitingQueue
+    from proxy.core.queue import WaitingQueue
 
 
 class Scheduler:
@@ -115,6 +117,9 @@ class Scheduler:
                 refused = self._engine_up(event, now)
             case EngineDown(engine_id):
                 refused = self._engine_down(engine_id, now)
+            case EngineReported(engine_id, report):
+                if (engine := self._ledger.engines.get(engine_id)) is not None:
+                    engine.on_report(report, now)
             case DrainStarted():
                 self._draining = True
                 for entry in list(self._ledger.sliced.values()):
@@ -123,7 +128,10 @@ class Scheduler:
                     refused += self._reject_all(queue, RejectReason.DRAINING, now)
             case _:
                 assert_never(event)
-        return refused + self._release(now) + self._expire(now)
+        actions = refused + self._release(now)
+        if expired := self._expire(now):
+            actions += expired + self._release(now)  # others may fit where these did not
+        return actions
 
     def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action]:
         """``handle(TokensProduced(request_id, chunks), now)`` without the event: it comes once per token."""
@@ -142,7 +150,7 @@ class Scheduler:
         late = self._expire(now)
         for _, queue in self._ledger.backlog.queues():
             while queue and now >= queue.oldest.arrived_at + self.config.queue_timeout_seconds:
-                late.append(self._reject(queue.oldest, RejectReason.QUEUE_TIMEOUT, now))
+                late.append(self._ledger.reject(queue.oldest, RejectReason.QUEUE_TIMEOUT, now))
         return late + self._release(now)
 
     def next_deadline(self) -> float | None:
@@ -181,48 +189,26 @@ class Scheduler:
         if waited_before:
             request = replace(request, waited_before_seconds=waited_before)
         key = self._key(request, arrived_at)
-        if (refusal := self._why_refuse(request, key, arrived_at, now)) is not None:
+        if self._draining:
+            return [self._ledger.overload.refuse(request, RejectReason.DRAINING, arrived_at, now)]
+        if (
+            refusal := why_refuse(self._ledger, self.config, request, key=key, arrived_at=arrived_at, now=now)
+        ) is not None:
             return [refusal]
+        refused: list[Action] = []
+        if self._ledger.overload.is_full(request, self._ledger.backlog):
+            refused = make_room(self._ledger, self.config, request, now)
         self._arrivals += 1
         waiting = Waiting(request, arrived_at, key, self._arrivals)
         self._ledger.entries[request.id] = Entry(waiting, sliceable=request.sliceable)
         self._ledger.wait(waiting, now)
         self._ledger.overload.arrive(waiting, self._ledger.backlog.servers_of(waiting), now)
-        return []
+        return refused
 
     def _key(self, request: Request, arrived_at: float) -> float:
         # By what is cached now. That may change while it waits, but a key that moves would have to be sorted anew.
         aged_from = arrived_at - request.waited_before_seconds
         return self.config.ordering(self._ledger.uncached_tokens(request), aged_from)
-
-    def _why_refuse(self, request: Request, key: float, arrived_at: float, now: float) -> Reject | None:
-        ledger, overload = self._ledger, self._ledger.overload
-        if self._draining:
-            return overload.refuse(request, RejectReason.DRAINING, arrived_at, now)
-        servers = ledger.servers(request.model)
-        if not servers:
-            unknown = RejectReason.UNKNOWN_MODEL if ledger.engines else RejectReason.NO_ENGINE
-            return overload.refuse(request, unknown, arrived_at, now)
-        if not ledger.any_up(servers):
-            return overload.refuse(request, RejectReason.NO_ENGINE, arrived_at, now)
-        engines = ledger.engines.values()
-        estimated_wait = overload.first_token_seconds(request, key, servers, engines, now)
-        least = estimated_wait or 0.0
-        if not request.may_wait:
-            reason = RejectReason.NO_QUEUE
-        elif overload.is_full(request, ledger.backlog):
-            reason = RejectReason.QUEUE_FULL
-            least = max(least, overload.emptied_seconds(servers, engines))
-        elif now - arrived_at + least > overload.limit_seconds(request):
-            reason = RejectReason.TOO_LATE
-        else:
-            return None
-        # None of that matters to a request that need not wait.
-        if servers not in ledger.backlog and self._can_start(request, now):
-            return None
-        return overload.refuse(
-            request, reason, arrived_at, now, least_seconds=least, estimated_wait_seconds=estimated_wait
-        )
 
     def _take_back(self, request_id: str, asked_seconds: float | None, now: float) -> list[Action]:
         entry = self._ledger.entries.get(request_id)
@@ -235,9 +221,9 @@ class Scheduler:
         engine.closed_until = max(until, engine.closed_until or 0.0)
         self._ledger.wait(entry.waiting, now)
         if self._draining:
-            return [self._reject(entry.waiting, RejectReason.DRAINING, now)]
+            return [self._ledger.reject(entry.waiting, RejectReason.DRAINING, now)]
         if not self._ledger.any_up(self._ledger.backlog.servers_of(entry.waiting)):
-            return [self._reject(entry.waiting, RejectReason.NO_ENGINE, now)]
+            return [self._ledger.reject(entry.waiting, RejectReason.NO_ENGINE, now)]
         return []
 
     def _engine_up(self, event: EngineUp, now: float) -> list[Action]:
@@ -252,7 +238,9 @@ class Scheduler:
 
     def _engine_down(self, engine_id: str, now: float) -> list[Action]:
         new = engine_id not in self._ledger.engines
-        self._engine(engine_id).up = False
+        engine = self._engine(engine_id)
+        engine.up = False
+        engine.reports.forget()
         refused = self._regroup(now) if new else []
         for entry in [e for e in self._ledger.sliced.values() if e.engine is not None and e.engine.id == engine_id]:
             unslice(self._ledger, entry, now)
@@ -272,14 +260,19 @@ class Scheduler:
         for w in waiting:
             self._ledger.wait(w, now)
             if not self._ledger.backlog.servers_of(w):
-                refused.append(self._reject(w, RejectReason.UNKNOWN_MODEL, now))
+                refused.append(self._ledger.reject(w, RejectReason.UNKNOWN_MODEL, now))
         return refused
 
     def _engine(self, engine_id: str) -> EngineBelief:
         engine = self._ledger.engines.get(engine_id)
         if engine is None:
             engine = EngineBelief(
-                engine_id, EngineLimits(), frozenset(), len(self._ledger.engines), self.config.gate.feedback_seconds
+                engine_id,
+                EngineLimits(),
+                frozenset(),
+                len(self._ledger.engines),
+                self.config.gate.feedback_seconds,
+                outputs=self._ledger.growth.pooled,
             )
             self._ledger.engines[engine_id] = engine
         return engine
@@ -309,15 +302,7 @@ class Scheduler:
         return actions
 
     def _refuse_if_draining(self, entry: Entry, now: float) -> list[Action]:
-        return [self._reject(entry.waiting, RejectReason.DRAINING, now)] if self._draining else []
-
-    def _can_start(self, request: Request, now: float) -> bool:
-        ledger, gate, tiles = self._ledger, self.config.gate, self.config.tiles
-        kept = ledger.kept_from(request, ledger.servers(request.model), gate)
-        engines = [e for e in ledger.engines_for(now, now) if e.id not in kept]
-        if tiles is None:
-            return soonest(engines, request, gate, now, self._ledger.prefixes, arrived_at=now) is not None
-        return takes_a_piece(engines, request, tiles, gate, now)
+        return [self._ledger.reject(entry.waiting, RejectReason.DRAINING, now)] if self._draining else []
 
     def place_unscheduled(self, model: str) -> str | None:
         """The engine for a request that is not scheduled; ``None`` if none is up that serves ``model``."""
@@ -329,20 +314,14 @@ class Scheduler:
         refused: list[Action] = []
         while (waiting := self._ledger.overload.overdue(now)) is not None:
             reason = RejectReason.TOO_LATE if waiting.request.may_wait else RejectReason.NO_QUEUE
-            refused.append(self._reject(waiting, reason, now))
+            refused.append(self._ledger.reject(waiting, reason, now))
         return refused
 
     def _reject_all(self, queue: WaitingQueue, reason: RejectReason, now: float) -> list[Action]:
         refusals: list[Action] = []
         while queue:
-            refusals.append(self._reject(queue.oldest, reason, now))
+            refusals.append(self._ledger.reject(queue.oldest, reason, now))
         return refusals
-
-    def _reject(self, waiting: Waiting, reason: RejectReason, now: float) -> Reject:
-        refusal = self._ledger.overload.refuse(waiting.request, reason, waiting.arrived_at, now)
-        self._ledger.drop(waiting)
-        del self._ledger.entries[waiting.request.id]
-        return refusal
 
     def _forget(self, request_id: str, now: float, tokens: int | None) -> None:
         entry = self._ledger.entries.get(request_id)

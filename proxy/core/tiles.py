@@ -87,7 +87,7 @@ def next_piece(
         return prompt_tokens
     space = room(engine, held_tokens, now, tiles)
     remaining = prompt_tokens - held_tokens
-    if space <= 0 or engine.outstanding >= engine.limits.max_num_seqs or not fits_kv(engine, remaining, gate):
+    if space <= 0 or engine.is_full or not fits_kv(engine, remaining, gate):
         return 0
     if remaining <= space or engine.strictest_tbt_seconds is None:
         return prompt_tokens

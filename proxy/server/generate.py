@@ -11,7 +11,6 @@ import logging
 import time
 import uuid
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -49,7 +48,6 @@ CHAT_PATH = "/v1/chat/completions"
 _ERROR = 400
 _BUSY = (429, 503)
 """Statuses by which an engine says that its own queue is full: it has not started the request."""
-_FINGERPRINTED_BYTES = 1 << 16
 _MAX_USAGE_BODY_BYTES = 1 << 20
 """A longer answer that is not streamed passes without a look at its usage."""
 
@@ -137,7 +135,7 @@ class Generator:
             sliceable=slicer is not None and slicer.plan.ids is not None,
             streamed=report.stream,
             size_bytes=len(body),
-            fingerprint=_fingerprint(request, body),
+            fingerprint=self.fingerprinter.whole(request.path, _credentials(request), body),
             may_wait=wire_headers.may_wait(request.headers),
             blocks=self._blocks(report, body),
             tenant=report.tenant,
@@ -265,19 +263,6 @@ def _error(report: RequestReport, told: ErrorAnswer) -> web.Response:
     return response
 
 
-def _fingerprint(request: web.Request, body: bytes) -> bytes:
-    """Return what a request has in common with its own retry and with no other client's; its text cannot be told.
-
-    Of a very long body the ends and the length must do: the loop has others to serve.
-    """
-    digest = blake2b(digest_size=16)
-    for part in (
-        request.path.encode(),
-        request.headers.get("Authorization", "").encode("utf-8", "surrogateescape"),
-        b"%d" % len(body),
-        body[:_FINGERPRINTED_BYTES],
-        body[-_FINGERPRINTED_BYTES:],
-    ):
-        digest.update(b"%d:" % len(part))
-        digest.update(part)
-    return digest.digest()
+def _credentials(request: web.Request) -> bytes:
+    sent = (request.headers.get(name, "") for name in ("Authorization", "x-api-key"))
+    return "\n".join(sent).encode("utf-8", "surrogateescape")

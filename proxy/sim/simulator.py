@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from proxy.core.actions import Action, Dispatch, Reject, Slice
 from proxy.core.admission import admits
 from proxy.core.engine import EngineLimits
-from proxy.core.events import Arrived, Ended, EngineUp, Event, SliceEnded
+from proxy.core.events import Arrived, Ended, EngineReported, EngineUp, Event, SliceEnded
 from proxy.core.prefix import NO_BLOCKS, PromptBlocks
 from proxy.core.request import Request
 from proxy.core.scheduler import Scheduler
+from proxy.core.selfreport import EngineReport
 from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
 from proxy.sim.records import RequestRecord
 
@@ -52,6 +53,8 @@ class SimulationConfig:
     """Where no scheduler decides: hold requests, first come first served, while every engine queues more than this."""
     retries: int = 0
     """How often a client that is refused comes back, each time when the refusal told it to."""
+    report_seconds: float = 2.0
+    """How often the proxy asks the engines for their own figures."""
 
 
 @dataclass(slots=True)
@@ -86,6 +89,12 @@ def limits_of(config: EngineConfig) -> EngineLimits:
         block_tokens=config.block_size,
         caches_prefixes=True,
     )
+
+
+def report_of(engine: SimulatedEngine) -> EngineReport:
+    """What such an engine says of itself."""
+    usage = engine.kv_tokens_used / (engine.config.blocks * engine.config.block_size)
+    return EngineReport(engine.running, engine.waiting, usage, engine.preemptions)
 
 
 class _Clock:
@@ -144,7 +153,7 @@ class _Engine:
         self.busy_seconds = 0.0
         self._in_transit = 0
         self._clock = clock
-        self._network_us = microseconds(config.network_seconds)
+        self.network_us = microseconds(config.network_seconds)
         self._deliver = deliver
         self._refuse = refuse
         self._on_step = on_step
@@ -161,7 +170,7 @@ class _Engine:
 
     def send(self, prompt: _Prompt) -> None:
         self._in_transit += 1
-        self._clock.at(self._clock.now_us + self._network_us, self._receive, prompt)
+        self._clock.at(self._clock.now_us + self.network_us, self._receive, prompt)
 
     def _receive(self, prompt: _Prompt) -> None:
         self._received_us[prompt.sequence_id] = self._clock.now_us
@@ -177,7 +186,7 @@ class _Engine:
             self.model.add(*prompt[:4], tbt_seconds=prompt.tbt_seconds, common=prompt.common)
         except ValueError:  # longer than the KV cache, as vLLM's 400
             del self._received_us[request_id]
-            self._clock.at(self._clock.now_us + self._network_us, self._refuse, request_id)
+            self._clock.at(self._clock.now_us + self.network_us, self._refuse, request_id)
             return
         if not self._busy:
             self._step()
@@ -204,7 +213,7 @@ class _Engine:
             self._on_step_end()
         produced = self.model.finish_step()
         if produced:
-            self._clock.at(self._clock.now_us + self._network_us, self._deliver, produced)
+            self._clock.at(self._clock.now_us + self.network_us, self._deliver, produced)
         self._step()
 
 
@@ -246,6 +255,7 @@ class _Run:
             for i in range(config.engines)
         }
         self.starved_steps = 0
+        self._unfinished = len(workload)
         self._scheduler = scheduler
         self._on_action = on_action
         self._retries = config.retries
@@ -260,6 +270,17 @@ class _Run:
             limits = limits_of(config.engine)
             for engine_id in self.engines:
                 self._perform(scheduler.handle(EngineUp(engine_id, limits), 0.0))
+            self._report_us = microseconds(config.report_seconds)
+            self.clock.at(self._report_us, self._report)
+
+    def _report(self) -> None:
+        """Let all engines tell their figures, for as long as anything else is to happen."""
+        for engine_id, engine in self.engines.items():
+            self.clock.at(
+                self.clock.now_us + engine.network_us, self._feed, EngineReported(engine_id, report_of(engine.model))
+            )
+        if self._unfinished:
+            self.clock.at(self.clock.now_us + self._report_us, self._report)
 
     def _arrive(self, request: ScheduledRequest) -> None:
         request_id = str(request.index)
@@ -294,6 +315,7 @@ class _Run:
                 self._perform(actions)
             if finished:
                 records[request_id].finished_at = now
+                self._unfinished -= 1
                 if scheduler is not None:
                     self._feed(Ended(request_id))
 
@@ -303,6 +325,7 @@ class _Run:
             return
         record = self.records[sequence_id]
         record.error, record.finished_at = "too long", self.clock.now
+        self._unfinished -= 1
         if self._scheduler is not None:
             self._feed(Ended(sequence_id))
 
@@ -358,6 +381,7 @@ class _Run:
         record.refusals += 1
         if retry_after_seconds is None or record.retries == self._retries:
             record.error, record.finished_at = str(reason), self.clock.now
+            self._unfinished -= 1
             return
         record.retries += 1
         self.clock.at(self.clock.now_us + microseconds(retry_after_seconds), self._arrive, record.request)
@@ -382,11 +406,10 @@ class _Run:
 
 
 def as_core_request(request: ScheduledRequest) -> Request:
-    """The request as the scheduler is told of it."""
+    """The request as the scheduler is told of it: how long its answer gets, nobody knows beforehand."""
     return Request(
         str(request.index),
         request.prompt_tokens,
-        max_tokens=request.output_tokens,
         request_class=request.request_class,
         sliceable=not request.prefix,  # the simulated cache knows one content of a prompt: its own or its prefix
         blocks=blocks_of(request),

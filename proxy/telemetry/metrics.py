@@ -206,6 +206,11 @@ class Metrics:
         engine_gauge(
             "slai.engine.prefix.trust", "Share of them that it finds, 1 unheard", lambda e: prefixes.index(e.id).trust
         )
+        engine_gauge(
+            "slai.engine.kv.error.tokens", "KV cache in use beyond our count, by its own", lambda e: e.reports.kv_error
+        )
+        engine_gauge("slai.engine.kv.caution", "Share kept free after preemptions", lambda e: e.reports.caution)
+        engine_gauge("slai.engine.foreign.requests", "Sequences that others run on it", lambda e: e.reports.foreign)
         engine_gauge("slai.engine.step.duration", "Usual engine step, as we see it", lambda e: e.step_seconds, "s")
 
     def _declare_size_gauges(self, meter: Any, sizes: PromptSizes) -> None:

@@ -1,4 +1,4 @@
-"""Watching engines: is it healthy, which models does it serve, how large is its KV cache?
+"""Watching engines: is it healthy, which models does it serve, how large and how full is its KV cache?
 
 Each engine has its own loop, so that a slow one delays no other, and no request ever waits for a probe.
 """
@@ -6,8 +6,8 @@ Each engine has its own loop, so that a slow one delays no other, and no request
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,16 +15,17 @@ from typing import Any
 import httpx
 
 from proxy.core.engine import CacheConfig, EngineLimits
-from proxy.core.events import EngineDown, EngineUp
+from proxy.core.events import EngineDown, EngineReported, EngineUp
+from proxy.upstream.figures import read_cache_config, read_report
 
 _log = logging.getLogger(__name__)
 
 _FAILURES_UNTIL_DOWN = 2
 """One slow answer of a busy server is no outage; a refused connection is one at once."""
 
-_CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
 _MAX_MODELS = 1000
+_MAX_BYTES = 4 << 20
+"""No answer to a probe is read further: vLLM's /metrics are some hundred kilobytes."""
 
 
 @dataclass(slots=True)
@@ -38,9 +39,11 @@ class EngineProbe:
     cache: CacheConfig = field(default_factory=CacheConfig)
     failures: int = 0
     announced: EngineUp | EngineDown | None = None
+    reports: bool = False
+    """Whether it told its own figures when last asked."""
 
 
-Announce = Callable[[EngineUp | EngineDown], None]
+Announce = Callable[[EngineUp | EngineDown | EngineReported], None]
 
 
 class Prober:
@@ -100,7 +103,7 @@ class Prober:
 
     async def _look(self, probe: EngineProbe) -> None:
         try:
-            (await self._get(probe, "/health")).raise_for_status()
+            await self._get(probe, "/health")
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             refused = isinstance(error, httpx.ConnectError)
             probe.failures = _FAILURES_UNTIL_DOWN if refused else probe.failures + 1
@@ -110,7 +113,8 @@ class Prober:
         probe.failures = 0
         models = await self._get_models(probe)
         probe.models = probe.models if models is None else models
-        probe.cache = await self._get_cache(probe) or probe.cache
+        metrics = await self._get_metrics(probe)
+        probe.cache = read_cache_config(metrics) or probe.cache
         up = EngineUp(probe.base_url, self._limits(probe.cache), frozenset(str(model["id"]) for model in probe.models))
         if not probe.up or up != probe.announced:
             if not probe.up:
@@ -122,42 +126,46 @@ class Prober:
                 )
             probe.up, probe.announced = True, up
             self._announce(up)
+        report = read_report(metrics)
+        if report is not None or probe.reports:
+            probe.reports = report is not None
+            self._announce(EngineReported(probe.base_url, report))
 
     def _set_down(self, probe: EngineProbe, why: str) -> None:
         _log.warning("engine %s is down: %s", probe.base_url, why)
-        probe.up = False
+        probe.up = probe.reports = False
         probe.announced = EngineDown(probe.base_url)
         self._announce(probe.announced)
 
-    async def _get(self, probe: EngineProbe, path: str) -> httpx.Response:
-        async with asyncio.timeout(self._timeout_seconds):  # httpx's own limits start anew with every byte
-            return await self._client.get(probe.base_url + path)
+    async def _get(self, probe: EngineProbe, path: str) -> bytes:
+        """Return the body of a successful answer.
+
+        Raises:
+            httpx.HTTPError: there was none, or one that is too long.
+            TimeoutError: it did not come in time.
+        """
+        body = bytearray()
+        # httpx's own limits start anew with every byte.
+        async with (
+            asyncio.timeout(self._timeout_seconds),
+            self._client.stream("GET", probe.base_url + path) as answer,
+        ):
+            answer.raise_for_status()
+            async for part in answer.aiter_bytes():
+                body += part
+                if len(body) > _MAX_BYTES:
+                    raise httpx.DecodingError("the answer is too long")
+        return bytes(body)
 
     async def _get_models(self, probe: EngineProbe) -> list[dict[str, Any]] | None:
         try:
-            answer = await self._get(probe, "/v1/models")
-            entries = answer.raise_for_status().json()["data"]
+            entries = json.loads(await self._get(probe, "/v1/models"))["data"]
             return [entry for entry in entries if isinstance(entry.get("id"), str)][:_MAX_MODELS]
         except (httpx.HTTPError, TimeoutError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return None  # an engine without this endpoint is taken to serve any model
 
-    async def _get_cache(self, probe: EngineProbe) -> CacheConfig | None:
+    async def _get_metrics(self, probe: EngineProbe) -> str:
         try:
-            text = (await self._get(probe, "/metrics")).raise_for_status().text
+            return (await self._get(probe, "/metrics")).decode(errors="replace")
         except (httpx.HTTPError, TimeoutError):
-            return None
-        return read_cache_config(text)
-
-
-def read_cache_config(metrics: str) -> CacheConfig | None:
-    """Return the KV cache from vLLM's ``/metrics``, data-parallel engines summed; ``None`` if it is not told."""
-    blocks, block_tokens, caches_prefixes = 0, 16, True
-    for match in _CACHE_CONFIG.finditer(metrics):
-        labels = dict(_LABEL.findall(match[1]))
-        try:
-            blocks += int(labels["num_gpu_blocks"])
-            block_tokens = int(labels["block_size"])
-        except (KeyError, ValueError):
-            return None
-        caches_prefixes &= labels.get("enable_prefix_caching") == "True"
-    return CacheConfig(blocks * block_tokens, block_tokens, caches_prefixes) if blocks > 0 < block_tokens else None
+            return ""

@@ -441,3 +441,14 @@ def test_slices_and_a_cached_beginning_do_not_add_up(cached: int, left: int) -> 
     assert (engine.backlog, engine.kv_tokens) == (left, 1000)
     engine.end("a", 0.2)
     assert (engine.backlog, engine.kv_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("prompt_tokens", [8, 520, 1500, 5000])
+@pytest.mark.parametrize("silence_seconds", [0.01, 0.05, 0.0785, 0.1, 0.3, 1.0, 100.0])
+def test_after_steps_were_assumed_none_is_left_to_assume(prompt_tokens: int, silence_seconds: float) -> None:
+    """Steps differ: the last one of a prompt may be over sooner than the one before it made expect."""
+    engine = make_engine(token_budget=512)
+    engine.release("a", prompt_tokens, 0.0)
+    engine.assume_steps(silence_seconds)
+    until = engine.silent_until()
+    assert until is None or until > silence_seconds

@@ -18,21 +18,26 @@ from proxy.core.events import (
     DrainStarted,
     Ended,
     EngineDown,
+    EngineReported,
     EngineUp,
     Event,
     NotStarted,
     TokensProduced,
 )
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
+from proxy.core.queue import flow_of
 from proxy.core.rad import RadConfig
 from proxy.core.request import RELAXED, RejectReason, Request, RequestClass
 from proxy.core.scheduler import Scheduler
+from proxy.core.selfreport import EngineReport
 
 GATE = GateConfig(kv_watermark=0.05, kv_growth_tokens=16)
 
+FCFS = first_come_first_served()
+
 configs = st.builds(
     SchedulerConfig,
-    ordering=st.sampled_from([shortest_prompt_first(10.0), shortest_prompt_first(0.5), first_come_first_served()]),
+    ordering=st.sampled_from([shortest_prompt_first(10.0), shortest_prompt_first(0.5), FCFS]),
     gate=st.just(GATE),
     rad=st.sampled_from([None, None, RadConfig(max_hold_seconds=0.5)]),
     max_wait_seconds=st.sampled_from([0.5, 60.0]),
@@ -60,6 +65,13 @@ newcomers = st.tuples(
     st.sampled_from([None, None, 0.0, 0.2, 2.0]),  # seconds of upload
     st.sampled_from([None, None, 0.3, 5.0]),  # limit of the TTFT
     st.sampled_from([True, True, True, False]),  # whether it may wait
+)
+reports = st.none() | st.builds(
+    EngineReport,
+    running=st.sampled_from([0, 1, 3, 500]),
+    waiting=st.sampled_from([0, 0, 2]),
+    kv_usage=st.sampled_from([0.0, 0.2, 0.9, 1.0]),
+    preemptions=st.integers(0, 5),
 )
 bursts: st.SearchStrategy[list[Newcomer]] = st.lists(newcomers, min_size=1, max_size=6)
 
@@ -99,9 +111,19 @@ class AnyEvents(RuleBasedStateMachine):
         self.shell = Shell()
         self.scheduler = Scheduler()
 
-    @initialize(config=configs, engines=st.dictionaries(st.sampled_from("xyz"), limits, min_size=1), first=bursts)
-    def start(self, config: SchedulerConfig, engines: dict[str, EngineLimits], first: list[Newcomer]) -> None:
+    @initialize(
+        config=configs,
+        engines=st.dictionaries(st.sampled_from("xyz"), limits, min_size=1),
+        first=bursts,
+        lengths=st.sampled_from([None, 3, 1000]),
+    )
+    def start(
+        self, config: SchedulerConfig, engines: dict[str, EngineLimits], first: list[Newcomer], lengths: int | None
+    ) -> None:
+        """``lengths``: of the outputs that were seen before; ``None``: there were none."""
         self.scheduler = Scheduler(config)
+        for _ in range(200 if lengths else 0):
+            self.scheduler._ledger.growth.pooled.learn(lengths or 0)
         for engine, of in engines.items():
             self.engine_up(engine, of)
         self.arrive(first)
@@ -231,6 +253,12 @@ class AnyEvents(RuleBasedStateMachine):
         self.shell.models.setdefault(engine, frozenset())
         self.feed(EngineDown(engine))
 
+    @rule(engine=st.sampled_from("xyz"), report=reports, times=st.sampled_from([1, 3]))
+    def report(self, engine: str, report: EngineReport | None, times: int) -> None:
+        """An engine tells its own figures, those of an engine that nobody knows included."""
+        for _ in range(times):
+            self.feed(EngineReported(engine, report))
+
     @precondition(lambda self: not self.shell.draining and len(self.shell.over) > 20)
     @rule()
     def drain(self) -> None:
@@ -282,6 +310,7 @@ class AnyEvents(RuleBasedStateMachine):
                     assert engine in self.serving(live.request.model)
                     live.engine = engine
                     last[engine] = live.request
+                    self.check_order(live)
                 case Reject(request_id, reason, retry_after):
                     self.check_refusal(live, reason, retry_after, cause)
                     del self.shell.live[request_id]
@@ -292,6 +321,21 @@ class AnyEvents(RuleBasedStateMachine):
             self.check_queue(cause.request.id)
         for engine, request in last.items():
             self.check_gate(engine, request)
+
+    def check_order(self, released: Live) -> None:
+        """Check that who came first goes first, where that is the order and there is one queue.
+
+        That is an order inside a flow, and of those who neither were promised a TTFT nor came back after a refusal.
+        """
+        if self.scheduler.config.ordering is FCFS and len(self.models) == 1 and self.is_plain(released):
+            flow = flow_of(released.request)
+            waiting = [live for live in self.shell.live.values() if live.engine is None and self.is_plain(live)]
+            assert all(released.came_at <= one.came_at for one in waiting if flow_of(one.request) == flow)
+
+    def is_plain(self, live: Live) -> bool:
+        entry = self.scheduler._ledger.entries.get(live.request.id)
+        came_back = entry is not None and entry.waiting.request.waited_before_seconds > 0
+        return live.request.request_class.ttft_seconds is None and not came_back
 
     def check_counts(self) -> None:
         live = self.shell.live.values()
@@ -319,9 +363,14 @@ class AnyEvents(RuleBasedStateMachine):
         assert engine.outstanding <= of.max_num_seqs
         if of.kv_tokens is None or engine.outstanding == 1:
             return
-        room = (1 - GATE.kv_watermark) * of.kv_tokens - GATE.kv_growth_tokens
+        kv_tokens, free = engine.kv_tokens + engine.reports.kv_error, 1 - engine.reports.caution
+        if engine.outputs.learnt:
+            growth, room = 0, free * of.kv_tokens
+        else:
+            growth = GATE.kv_growth_tokens
+            room = (free - GATE.kv_watermark) * of.kv_tokens - growth
         if released_last.prompt_tokens <= room:
-            assert engine.kv_tokens + GATE.kv_growth_tokens * (engine.outstanding - 1) <= room
+            assert kv_tokens + growth * (engine.outstanding - 1) <= room + 1e-6
 
     def check_refusal(self, live: Live, reason: RejectReason, retry_after: float | None, cause: Event | None) -> None:
         serving = self.serving(live.request.model)
@@ -329,8 +378,12 @@ class AnyEvents(RuleBasedStateMachine):
         match reason:
             case RejectReason.QUEUE_FULL:
                 assert isinstance(cause, Arrived)
-                assert cause.request is live.request
-                self.check_could_not_start()
+                newcomer = cause.request
+                if newcomer is live.request:
+                    self.check_could_not_start()
+                else:
+                    assert live.request.tenant != newcomer.tenant, "only others make room"
+                    assert newcomer.id in self.scheduler._ledger.entries, "nobody makes room for nobody"
             case RejectReason.NO_QUEUE:
                 assert isinstance(cause, Arrived | NotStarted)
                 assert not live.request.may_wait

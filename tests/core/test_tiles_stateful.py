@@ -20,6 +20,7 @@ from proxy.core.events import (
     DrainStarted,
     Ended,
     EngineDown,
+    EngineReported,
     EngineUp,
     Event,
     NotStarted,
@@ -29,6 +30,7 @@ from proxy.core.events import (
 )
 from proxy.core.request import RELAXED, STRICT, RejectReason, Request, RequestClass
 from proxy.core.scheduler import Scheduler
+from proxy.core.selfreport import EngineReport
 from proxy.core.tiles import TileConfig
 
 configs = st.builds(
@@ -230,6 +232,10 @@ class Tiles(RuleBasedStateMachine):
         self.shell.up[engine] = True
         self.shell.limits[engine] = of
         self.feed(EngineUp(engine, of))
+
+    @rule(engine=st.sampled_from("xy"), running=st.sampled_from([0, 3, 9]), usage=st.sampled_from([0.0, 0.5, 1.0]))
+    def report(self, engine: str, running: int, usage: float) -> None:
+        self.feed(EngineReported(engine, EngineReport(running, 0, usage, 0)))
 
     @precondition(lambda self: len(self.shell.live) > 4 and not self.shell.draining)
     @rule()

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+import pytest
+
 from proxy.core.engine import EngineBelief
 from proxy.core.lane import Band
 from proxy.core.overload import MAX_SENT_AWAY, has_limit
@@ -14,7 +16,9 @@ from proxy.sim.records import RequestRecord
 def check_scheduler(scheduler: Scheduler, now: float) -> None:
     """Assert everything that holds after any call at ``now``."""
     check_accounts(scheduler)
-    check_work_conserving(scheduler, now)
+    if not is_tick_owed(scheduler, now):
+        check_work_conserving(scheduler, now)
+        check_nothing_more_to_release(scheduler, now)
 
 
 def check_after_tick(scheduler: Scheduler, now: float) -> None:
@@ -48,8 +52,22 @@ def check_accounts(scheduler: Scheduler) -> None:
         assert outflow.tokens == sum(max(1, w.request.prompt_tokens) for w in here), (
             "an outflow has the work of its queue"
         )
-        assert len(outflow._work) == len(here)
+        assert len(outflow) == len(here)
+        assert outflow._flows.keys() == {flow_of(w.request) for w in here}
+        for flow, line in outflow._flows.items():
+            tokens = [max(1, w.request.prompt_tokens) for w in here if flow_of(w.request) == flow]
+            assert (line.work.tokens, len(line.work)) == (sum(tokens), len(tokens))
     assert set(scheduler._ledger.backlog._queues) <= set(overload._outflows)
+    holdings = overload._holdings._held
+    assert holdings.keys() == {w.request.tenant for w in queued}
+    for tenant, holding in holdings.items():
+        own = [w.request for w in queued if w.request.tenant == tenant]
+        assert [w.request.tenant for w in holding.newest_last] == [tenant] * len(own)
+        assert (holding.requests, holding.size_bytes, holding.tokens) == (
+            len(own),
+            sum(r.size_bytes for r in own),
+            sum(r.prompt_tokens for r in own),
+        )
     assert sorted(w.number for w in overload._due) == sorted(w.number for w in queued if has_limit(w.request))
     assert all(w.request.may_wait for w in queued), "who may not wait does not"
     assert len(overload._sent_away) <= MAX_SENT_AWAY
@@ -94,6 +112,7 @@ def check_lanes(queue: WaitingQueue) -> None:
             assert (timed.waiting in lane._hopeless) == (timed.band is Band.HOPELESS)
             assert (timed.waiting in lane._urgent) == (timed.band is Band.URGENT)
         assert set(lane._checks) <= set(lane._timed.values())
+    assert sum(queue._shares.share_of(flow) for flow in queue._lanes) == pytest.approx(1.0), "they share all there is"
     weights = {flow.class_weight for flow in queue._lanes}
     assert {c.key for c in queue._shares._classes._waiting} == weights
     for weight, level in queue._shares._tenants.items():
@@ -120,22 +139,34 @@ def check_engine(engine: EngineBelief) -> None:
     # What a slice has cached is its request's, for as long as that is not over.
     assert engine.kv_tokens == whole + sum(engine._held.values()) + contexts >= 0
     assert engine.sliced == len(engine._held)
+    assert engine._outlook._given.keys() == (prefills.keys() | streams.keys()) - slices_of(engine)
     deadlines = [p.tbt_seconds for p in prefills.values()] + [s.tbt_seconds for s in streams.values()]
     assert sorted(engine._deadlines.elements()) == sorted(d for d in deadlines if d is not None)
     assert 0 <= engine.untaken() <= engine.backlog
     assert engine.step_seconds > 0
     assert 1 <= engine.prefill_budget <= engine.limits.token_budget
+    assert engine.reports.foreign >= 0
+    assert 0 <= engine.reports.caution < 1
 
 
 def is_open(engine: EngineBelief, now: float) -> bool:
     return engine.up and (engine.closed_until is None or engine.closed_until <= now)
 
 
+def is_tick_owed(scheduler: Scheduler, now: float) -> bool:
+    """Whether the shell still has to call ``tick``: only then is all done that can be."""
+    deadline = scheduler.next_deadline()
+    return deadline is not None and deadline <= now
+
+
+def check_nothing_more_to_release(scheduler: Scheduler, now: float) -> None:
+    """Assert that no request waits that the scheduler's own rules would let in."""
+    left = scheduler._release(now)
+    assert not left, f"{left} could have been released before"
+
+
 def check_work_conserving(scheduler: Scheduler, now: float) -> None:
     """Assert that no engine stands idle while a request that it serves waits."""
-    deadline = scheduler.next_deadline()
-    if deadline is None or deadline <= now:
-        return  # nothing waits, or the shell still owes a tick
     for entry in scheduler._ledger.entries.values():
         request = entry.waiting.request
         if entry.engine is None:

@@ -7,9 +7,10 @@ import pytest
 from builders import make_limits, make_request
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.core.events import Arrived, EngineUp, TokensProduced
+from proxy.core.events import Arrived, EngineReported, EngineUp, TokensProduced
 from proxy.core.request import Outcome, RejectReason, RequestClass
 from proxy.core.scheduler import Scheduler
+from proxy.core.selfreport import EngineReport
 from proxy.telemetry.metrics import OTHER, Metrics
 from proxy.telemetry.report import RequestReport, TokenTimes
 
@@ -144,6 +145,8 @@ def test_gauges_show_the_scheduler_at_the_time_of_the_scrape(scheduler: Schedule
     scheduler.handle(Arrived(make_request("a", 300)), 0.0)
     scheduler.handle(TokensProduced("a"), 0.1)
     scheduler.handle(Arrived(make_request("b", 20, size_bytes=90)), 0.2)
+    for preemptions in range(3):
+        scheduler.handle(EngineReported("http://e0", EngineReport(3, 1, 0.5, preemptions)), 0.2)
     found = read(metrics)
     engine = "engine=http://e0"
     assert found["slai_queue_requests"] == {"": 1}
@@ -156,6 +159,9 @@ def test_gauges_show_the_scheduler_at_the_time_of_the_scrape(scheduler: Schedule
     assert found["slai_engine_kv_tokens"] == {engine: 301}
     assert found["slai_engine_kv_capacity_tokens"] == {engine: 1000}
     assert found["slai_engine_step_duration_seconds"][engine] > 0
+    assert found["slai_engine_kv_error_tokens"][engine] > 50
+    assert found["slai_engine_kv_caution"] == {engine: 0.02}
+    assert found["slai_engine_foreign_requests"] == {engine: 3}
 
 
 def test_the_process_itself_is_shown_too(metrics: Metrics) -> None:

@@ -11,8 +11,9 @@ from live_proxy import until
 from scripted_engine import Call, ScriptedEngine, head, scripted_engine
 
 from proxy.core.engine import CacheConfig, EngineLimits
-from proxy.core.events import EngineDown, EngineUp
-from proxy.upstream.probe import Prober, read_cache_config
+from proxy.core.events import EngineDown, EngineReported, EngineUp
+from proxy.core.selfreport import EngineReport
+from proxy.upstream.probe import Prober
 
 CACHE = 'vllm:cache_config_info{block_size="16",engine="%d",num_gpu_blocks="%d"} 1.0\n'
 
@@ -29,10 +30,10 @@ class Watch:
     """A prober and all that it announces."""
 
     def __init__(self, *urls: str, interval_seconds: float = 60.0) -> None:
-        self.said: list[EngineUp | EngineDown] = []
+        self.said: list[EngineUp | EngineDown | EngineReported] = []
         self.prober = Prober(urls, limits_of, self.said.append, interval_seconds=interval_seconds)
 
-    async def look(self, times: int = 1) -> list[EngineUp | EngineDown]:
+    async def look(self, times: int = 1) -> list[EngineUp | EngineDown | EngineReported]:
         """Probe the first engine and return what that announces."""
         before = len(self.said)
         for _ in range(times):
@@ -118,6 +119,48 @@ async def test_a_fault_of_our_own_does_not_end_the_watch(caplog: pytest.LogCaptu
         assert engine.url in caplog.text
         watch.prober._limits = limits_of
         assert [type(said) for said in await watch.look()] == [EngineUp]
+
+
+LOAD = "vllm:num_requests_running 3\nvllm:kv_cache_usage_perc 0.25\nvllm:num_preemptions_total %d\n"
+
+
+async def test_an_engine_s_figures_are_told_at_every_look_until_it_has_none() -> None:
+    async with scripted_engine() as engine, watching(engine) as watch:
+        engine.metrics = (LOAD % 0).encode()
+        up, first = await watch.look()
+        assert isinstance(up, EngineUp), "an engine is known before its figures are"
+        assert first == EngineReported(engine.url, EngineReport(3, 0, 0.25, 0))
+        engine.metrics = (LOAD % 8).encode()
+        assert await watch.look() == [EngineReported(engine.url, EngineReport(3, 0, 0.25, 8))]
+        engine.metrics = b"vllm:num_requests_running many\n"
+        assert await watch.look() == [EngineReported(engine.url, None)]
+        assert await watch.look() == [], "it is said once"
+        engine.metrics = (LOAD % 9).encode()
+        assert await watch.look() == [EngineReported(engine.url, EngineReport(3, 0, 0.25, 9))]
+        await engine.stop()
+        assert await watch.look() == [EngineDown(engine.url)]
+        engine.metrics = b""
+        await engine.start()
+        assert [type(said) for said in await watch.look()] == [EngineUp], "its figures went with it"
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v1/models"])
+async def test_an_answer_without_end_is_not_read_to_its_end(path: str) -> None:
+    async with scripted_engine(None, "a") as engine, watching(engine) as watch:
+        await watch.look()
+        sent = 0
+
+        async def flood(call: Call) -> None:
+            nonlocal sent
+            await call.send(head("200 OK", "Content-Type: text/plain", "Connection: close"))
+            while not call.gone.is_set() and sent < 64 << 20:
+                await call.send(b"x" * 65536)
+                sent += 65536
+
+        engine.routes[f"GET {path}"] = flood
+        assert await watch.look() == []
+        await until(lambda: sent > 0)
+        assert sent < 32 << 20
 
 
 async def test_recovery() -> None:
@@ -253,40 +296,3 @@ async def test_engines_are_probed_on_their_own_until_cancelled() -> None:
             await task
         await watch.prober.close()
         assert watch.prober._client.is_closed
-
-
-class TestCacheConfig:
-    def test_of_one_engine(self) -> None:
-        text = f'# TYPE vllm:cache_config_info gauge\n{CACHE % (0, 14733)}vllm:num_requests_running{{engine="0"}} 0.0\n'
-        assert read_cache_config(text) == CacheConfig(14733 * 16, 16, caches_prefixes=False)
-
-    def test_of_several_in_one_server(self) -> None:
-        found = read_cache_config(CACHE % (0, 10) + CACHE % (1, 20))
-        assert found is not None
-        assert found.kv_tokens == 30 * 16
-
-    @pytest.mark.parametrize(("values", "cached"), [(("True",), True), (("False",), False), (("True", "False"), False)])
-    def test_prefix_caching_of_all_engines(self, values: tuple[str, ...], cached: bool) -> None:
-        lines = [
-            f'vllm:cache_config_info{{block_size="32",enable_prefix_caching="{v}",num_gpu_blocks="4"}} 1.0'
-            for v in values
-        ]
-        assert read_cache_config("\n".join(lines)) == CacheConfig(4 * 32 * len(values), 32, cached)
-
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "",
-            "vllm:cache_config_info 1.0\n",
-            "vllm:cache_config_info{} 1.0\n",
-            'vllm:cache_config_info{block_size="16"} 1.0\n',
-            'vllm:cache_config_info{block_size="None",num_gpu_blocks="None"} 1.0\n',
-            'vllm:cache_config_info{block_size="16",num_gpu_blocks="0"} 1.0\n',
-            'vllm:cache_config_info{block_size="16",num_gpu_blocks="-5"} 1.0\n',
-            'vllm:cache_config_info{block_size="0",num_gpu_blocks="5"} 1.0\n',
-            'vllm:cache_config_info{block_size="16",num_gpu_blocks="1e3"} 1.0\n',
-            '# vllm:cache_config_info{block_size="16",num_gpu_blocks="5"} 1.0\n',
-        ],
-    )
-    def test_unknown(self, text: str) -> None:
-        assert read_cache_config(text) is None

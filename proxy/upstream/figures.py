@@ -1,0 +1,56 @@
+"""vLLM's ``/metrics``: what of it the scheduler can use."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from math import isfinite
+
+from proxy.core.engine import CacheConfig
+from proxy.core.selfreport import EngineReport
+
+_CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_USAGE = "kv_cache_usage_perc"
+_SAMPLE = re.compile(
+    rf"^vllm:(num_requests_running|num_requests_waiting|{_USAGE}|num_preemptions_total)(?:\{{.*\}})? (\S+)",
+    re.MULTILINE,
+)
+_MOST = 1e12
+"""No figure is believed beyond it."""
+
+
+def read_cache_config(metrics: str) -> CacheConfig | None:
+    """Return the KV cache from vLLM's ``/metrics``, data-parallel engines summed; ``None`` if it is not told."""
+    blocks, block_tokens, caches_prefixes = 0, 16, True
+    for match in _CACHE_CONFIG.finditer(metrics):
+        labels = dict(_LABEL.findall(match[1]))
+        try:
+            blocks += int(labels["num_gpu_blocks"])
+            block_tokens = int(labels["block_size"])
+        except (KeyError, ValueError):
+            return None
+        caches_prefixes &= labels.get("enable_prefix_caching") == "True"
+    return CacheConfig(blocks * block_tokens, block_tokens, caches_prefixes) if blocks > 0 < block_tokens else None
+
+
+def read_report(metrics: str) -> EngineReport | None:
+    """Return what the engine says of its load, data-parallel engines together; ``None`` if a figure makes no sense."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for name, text in _SAMPLE.findall(metrics):
+        try:
+            value = float(text)
+        except ValueError:
+            return None
+        if not (isfinite(value) and 0 <= value <= _MOST):
+            return None
+        found[name].append(value)
+    usage = found[_USAGE]
+    if not usage or not found["num_requests_running"] or max(usage) > 1:
+        return None
+    return EngineReport(
+        int(sum(found["num_requests_running"])),
+        int(sum(found["num_requests_waiting"])),
+        sum(usage) / len(usage),
+        int(sum(found["num_preemptions_total"])),
+    )
