@@ -47,11 +47,13 @@ def why_refuse(
 
 def make_room(ledger: Ledger, config: SchedulerConfig, request: Request, now: float) -> list[Action]:
     """Refuse the newest of those tenants that hold most of a full queue, until a request has room."""
+    overload, backlog = ledger.overload, ledger.backlog
     refused: list[Action] = []
-    if _starts_now(ledger, config, request, ledger.servers(request.model), now):
-        return refused
-    while ledger.overload.is_full(request, ledger.backlog):
-        refused.append(ledger.reject(ledger.overload.first_to_make_room(), RejectReason.QUEUE_FULL, now))
+    if overload.is_full(request, backlog) and not _starts_now(
+        ledger, config, request, ledger.servers(request.model), now
+    ):
+        while overload.is_full(request, backlog):
+            refused.append(ledger.reject(overload.first_to_make_room(), RejectReason.QUEUE_FULL, now))
     return refused
 
 

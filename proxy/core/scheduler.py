@@ -185,24 +185,22 @@ class Scheduler:
             raise ValueError(f"request id {request.id!r} is in use")
         for engine in self._ledger.engines.values():
             engine.assume_steps(now)
-        waited_before = self._ledger.overload.waited_before_seconds(request, arrived_at)
+        ledger, config = self._ledger, self.config
+        waited_before = ledger.overload.waited_before_seconds(request, arrived_at)
         if waited_before:
             request = replace(request, waited_before_seconds=waited_before)
         key = self._key(request, arrived_at)
         if self._draining:
-            return [self._ledger.overload.refuse(request, RejectReason.DRAINING, arrived_at, now)]
-        if (
-            refusal := why_refuse(self._ledger, self.config, request, key=key, arrived_at=arrived_at, now=now)
-        ) is not None:
+            return [ledger.overload.refuse(request, RejectReason.DRAINING, arrived_at, now)]
+        refusal = why_refuse(ledger, config, request, key=key, arrived_at=arrived_at, now=now)
+        if refusal is not None:
             return [refusal]
-        refused: list[Action] = []
-        if self._ledger.overload.is_full(request, self._ledger.backlog):
-            refused = make_room(self._ledger, self.config, request, now)
+        refused = make_room(ledger, config, request, now)
         self._arrivals += 1
         waiting = Waiting(request, arrived_at, key, self._arrivals)
-        self._ledger.entries[request.id] = Entry(waiting, sliceable=request.sliceable)
-        self._ledger.wait(waiting, now)
-        self._ledger.overload.arrive(waiting, self._ledger.backlog.servers_of(waiting), now)
+        ledger.entries[request.id] = Entry(waiting, sliceable=request.sliceable)
+        ledger.wait(waiting, now)
+        ledger.overload.arrive(waiting, ledger.backlog.servers_of(waiting), now)
         return refused
 
     def _key(self, request: Request, arrived_at: float) -> float:

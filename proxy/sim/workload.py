@@ -196,7 +196,7 @@ def _draw_tenant(
         kind = kinds.choices(classes, [c.share for c in classes])[0].request_class
         size = order[index % len(trace.lengths)]
         seed_of_content = content.getrandbits(48)
-        yield ScheduledRequest(index, at, size.prompt_tokens, size.output_tokens, kind, seed_of_content, tenant)
+        yield ScheduledRequest(index, at, size.prompt_tokens, size.output_tokens, kind, seed_of_content, tenant=tenant)
 
 
 def parse_tenants(text: str) -> dict[str, float]:

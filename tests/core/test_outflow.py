@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.fairness import Flow
 from proxy.core.outflow import Outflow, WorkInOrder
 
 places = st.tuples(st.integers(0, 30).map(float), st.integers(1, 10_000))
@@ -138,3 +139,49 @@ class TestOvertaking:
             outflow.arrive(100.0 + n, 5000, 100.0 + n)
         outflow.wait(199.0, 999, 1000, 199.0)
         assert outflow.wait_seconds(200.0, 200.0) == pytest.approx(1.0)
+
+
+class TestFlows:
+    """1000 tokens a second; ``FLOOD`` and ``CALM`` have half of it each."""
+
+    FLOOD, CALM = Flow(1.0, "flood"), Flow(1.0, "calm")
+
+    def flooded(self) -> Outflow:
+        outflow = busy_outflow()
+        for n in range(20):
+            outflow.wait(float(n), 200 + n, 1000, 100.0, self.FLOOD)
+        return outflow
+
+    def test_another_s_work_does_not_hold_up_a_flow_without_any(self) -> None:
+        outflow = self.flooded()
+        assert outflow.wait_seconds(99.0, 100.0, self.CALM, 0.5) == 0.0
+        assert outflow.wait_seconds(99.0, 100.0, self.FLOOD, 1.0) == pytest.approx(20.0)
+
+    def test_a_flow_s_own_work_goes_at_its_share_of_the_rate(self) -> None:
+        outflow = self.flooded()
+        outflow.wait(50.0, 300, 1000, 100.0, self.CALM)
+        assert outflow.wait_seconds(99.0, 100.0, self.CALM, 0.5) == pytest.approx(2.0)
+        assert outflow.wait_seconds(99.0, 100.0, self.CALM, 0.1) == pytest.approx(10.0)
+        assert outflow.wait_seconds(1.5, 100.0, self.CALM, 0.5) == 0.0, "nothing of its own goes before"
+
+    def test_but_what_others_do_not_use_of_theirs_is_used(self) -> None:
+        outflow = self.flooded()
+        outflow.wait(50.0, 300, 1000, 100.0, self.CALM)
+        assert outflow.wait_seconds(99.0, 100.0, self.FLOOD, 0.5) == pytest.approx(21.0), "not 40"
+
+    def test_who_comes_of_another_flow_does_not_overtake(self) -> None:
+        outflow = busy_outflow(0.1)
+        outflow.wait(log2(300) + 10.0, 500, 100, 100.0, self.CALM)
+        outflow.wait(log2(300) + 10.0, 501, 100, 100.0, self.FLOOD)
+        for n in range(200):
+            now = 100.0 + n
+            outflow.arrive(log2(300) + now * 0.1, 900, now, self.FLOOD)
+        key = log2(8000) + now * 0.1
+        assert outflow.wait_seconds(key, now, self.FLOOD, 0.5) == pytest.approx(2.0, rel=0.05)
+        assert outflow.wait_seconds(key, now, self.CALM, 0.5) == pytest.approx(0.2)
+
+    def test_nothing_is_kept_of_a_flow_that_does_not_wait(self) -> None:
+        outflow = self.flooded()
+        for n in range(20):
+            outflow.leave(float(n), 200 + n, 1000, self.FLOOD)
+        assert not outflow._flows

@@ -244,3 +244,60 @@ class TestReturn:
         for n in range(MAX_SENT_AWAY + 10):
             scheduler.handle(Arrived(make_request(f"r{n}", fingerprint=b"%d" % n)), 1.0)
         assert len(scheduler._ledger.overload._sent_away) == MAX_SENT_AWAY
+
+
+class TestTenants:
+    """A tenant that floods the queue is refused, and not the others with it."""
+
+    def test_the_flood_is_late_and_nobody_else(self) -> None:
+        play = seasoned()
+        answers = [play.arrive(f"f{n}", 1000, tenant="flood", request_class=LIMITED) for n in range(12)]
+        let_in = answers.count([])
+        assert 4 <= let_in <= 7
+        assert answers[let_in:] == [[f"reject f{n} too_late"] for n in range(let_in, 12)]
+        for n in range(2):
+            assert play.arrive(f"c{n}", 1000, tenant="calm", request_class=LIMITED) == []
+        assert play.arrive("f12", 1000, tenant="flood", request_class=LIMITED) == ["reject f12 too_late"]
+        for n in range(2, 12):
+            last = play.arrive(f"c{n}", 1000, tenant="calm", request_class=LIMITED)
+        assert last == ["reject c11 too_late"], "its own work counts"
+
+    def test_who_was_let_in_beside_a_flood_is_in_time(self) -> None:
+        play = seasoned()
+        for n in range(40):
+            play.arrive(f"f{n}", 1000, tenant="flood")
+        assert play.arrive("c", 1000, tenant="calm", request_class=LIMITED) == []
+        play.end("w59", at=60.0)
+        released = play.scheduler._ledger.entries
+        busy = next(i for i, e in released.items() if e.engine is not None)
+        if busy != "c":
+            assert play.end(busy, at=61.0) == ["dispatch c e0"]
+
+    def test_a_heavy_class_is_not_late_behind_a_light_one(self) -> None:
+        heavy = replace(LIMITED, weight=9.0)
+        play = seasoned()
+        for n in range(20):
+            play.arrive(f"l{n}", 1000)
+        assert play.arrive("light", 1000, request_class=LIMITED) == ["reject light too_late"]
+        for n in range(4):
+            assert play.arrive(f"h{n}", 1000, request_class=heavy) == []
+        assert play.arrive("light again", 1000, request_class=LIMITED) == ["reject light again too_late"]
+
+    def test_a_full_queue_makes_room_for_who_holds_little(self) -> None:
+        play = one_slot(max_queue_requests=4)
+        for n in range(4):
+            assert play.arrive(f"f{n}", tenant="flood") == []
+        assert play.arrive("f4", tenant="flood") == ["reject f4 queue_full"]
+        assert play.arrive("c0", tenant="calm") == ["reject f3 queue_full"]
+        assert told(play) >= 1
+        assert play.arrive("c1", tenant="calm") == ["reject f2 queue_full"]
+        assert play.arrive("c2", tenant="calm") == ["reject c2 queue_full"], "both hold half of it"
+
+    def test_nobody_makes_room_for_who_need_not_wait_or_is_refused(self) -> None:
+        play = Play(engines={"a": ["a"], "b": ["b"]}, max_num_seqs=1, max_queue_requests=2, max_queue_bytes=100)
+        for n in range(3):
+            play.arrive(f"f{n}", 1000, model="a", tenant="flood")
+        assert play.arrive("large", model="a", tenant="calm", size_bytes=101) == ["reject large queue_full"]
+        assert play.arrive("hasty", model="a", tenant="calm", may_wait=False) == ["reject hasty no_queue"]
+        assert play.arrive("elsewhere", model="b", tenant="calm") == ["dispatch elsewhere b"]
+        assert play.scheduler.waiting == 2

@@ -365,6 +365,14 @@ def test_a_surge_keeps_the_order(factor: float, seconds: float, times: list[floa
     assert all(a <= b + 1e-9 * max(1.0, b) for a, b in pairwise(moved))
 
 
+def test_a_surge_is_of_all_tenants() -> None:
+    tenants = {"a": 1.0, "b": 3.0}
+    calm = draw_workload(SMALL, rate=2.0, requests=400, seed=1, tenants=tenants)
+    surge = draw_workload(SMALL, rate=2.0, requests=400, seed=1, tenants=tenants, surge=Surge(2.5, 20.0))
+    assert [(r.tenant, r.content_seed) for r in surge] == [(r.tenant, r.content_seed) for r in calm]
+    assert [r.at_seconds for r in surge] == [Surge(2.5, 20.0).compress(r.at_seconds) for r in calm]
+
+
 def test_a_surge_as_text() -> None:
     assert parse_surge("2.5:60") == Surge(2.5, 60.0)
 
