@@ -23,8 +23,9 @@ from proxy.core.scheduler import Scheduler
 from proxy.core.tiles import TileConfig
 from proxy.server.driver import Driver
 from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
+from proxy.sim.fleet import microseconds
 from proxy.sim.profiles import PROFILES
-from proxy.sim.simulator import SimulationConfig, as_core_request, limits_of, microseconds, report_of, simulate
+from proxy.sim.simulator import SimulationConfig, as_core_request, limits_of, report_of, simulate
 from proxy.sim.workload import ClassShare, ScheduledRequest, draw_workload, sharegpt_like
 
 TRACE = sharegpt_like(2_000)

@@ -106,6 +106,7 @@ class EngineBelief:
         self._clock = 0  # the most tokens that any stream has seen, and so the steps that we saw end
         self._step = 0  # number of the step under way, seen or assumed
         self._step_began_at = 0.0
+        self._silent = False  # steps have been assumed since the last that we saw end
         self._prefills: dict[str, Prefill] = {}  # in order of release
         self._streams: dict[str, _Stream] = {}
         self._stream_context = 0
@@ -187,9 +188,10 @@ class EngineBelief:
 
     def intake(self, released_at: float, now: float) -> range:
         """The steps, counted from the one under way, any of which may take in what was released then."""
-        delay = self.delay
-        return self.forecast(now).intake(
-            released_at + delay.least_seconds, released_at + delay.seconds, delay.steps, self.model.error_p95_seconds
+        forecast, delay = self.forecast(now), self.delay
+        error_seconds = self.model.errors_of(forecast.loads[0]).p95
+        return forecast.intake(
+            released_at + delay.least_seconds, released_at + delay.seconds, delay.steps, error_seconds
         )
 
     def _loads(self, *, soonest: bool = False) -> list[StepLoad]:
@@ -287,6 +289,7 @@ class EngineBelief:
         if steps <= 0:
             return False
         self._clock = stream.step
+        self._silent = False
         seconds = (now - self._step_began_at) / steps
         self._learn_step_seconds(seconds)
         self._next_step(steps, now, observed=steps == 1)
@@ -335,6 +338,9 @@ class EngineBelief:
         while (until := self.silent_until()) is not None and now >= until:
             expected = self._step_expected_seconds()
             steps = max(1, int((now - self._step_began_at) / expected))
+            self._silent = True
+            for prefill in self._prefills.values():
+                prefill.tells_delay = False
             self._next_step(steps, self._step_began_at + steps * expected)
 
     def _patience_seconds(self) -> float:
@@ -362,7 +368,12 @@ class EngineBelief:
         streamed: bool = True,
     ) -> None:
         joins, may_join = self._joins(now, now)
-        tells_delay = bool(self._streams) and self.untaken() + tokens <= self.prefill_budget
+        tells_delay = (
+            bool(self._streams)
+            and not self._silent
+            and self.untaken() + tokens <= self.prefill_budget
+            and not any(p.doubts for p in self._prefills.values())  # what keeps those may keep this one
+        )
         if not self.outstanding:  # idle: this prompt itself begins the next step
             joins = may_join = self._step
             self._step_began_at = now

@@ -31,8 +31,9 @@ class _Hypothesis:
         self.misses = 0.0  # moving average of how often the delay was wrong
 
     def learn(self, too_short: float, enough: float) -> None:
-        too_short, enough = max(0.0, min(too_short, _MOST_SECONDS)), max(enough, 0.0)
+        # Less than nothing is enough for nobody: a step that was composed before the release cannot hold the prompt.
         self.misses += _MISS_WEIGHT * (not too_short <= self.most <= enough) - _MISS_WEIGHT * self.misses
+        too_short, enough = max(0.0, min(too_short, _MOST_SECONDS)), max(enough, 0.0)
         if too_short > self.most:
             self.most += _OUTWARD * (_BEYOND * too_short - self.most)
         elif enough < self.most:
@@ -71,7 +72,10 @@ class FeedbackDelay:
         """Take in which step took a prompt in.
 
         ``beginnings``: when that step began, the step before it and the one before that, in seconds after the release.
+        A prompt that was not taken in for very long tells nothing: it waited inside the engine.
         """
+        if beginnings[-1] > _MOST_SECONDS:
+            return
         for i, hypothesis in enumerate(self._hypotheses):
             hypothesis.learn(too_short=beginnings[i + 1], enough=beginnings[i])
 

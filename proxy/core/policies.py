@@ -30,7 +30,7 @@ class PolicyName(StrEnum):
 _SUMMARIES = {
     PolicyName.FCFS: "order of arrival, held back until an engine can begin the prompt",
     PolicyName.SPF: "the shortest waiting prompt first, and each counts for less the longer it waits",
-    PolicyName.SLAI: "as spf, and no prompt is released that would make a step longer than a stream's TBT deadline",
+    PolicyName.SLAI: "as spf, but a prompt waits for a step or an engine whose TBT deadlines it spares, if that helps",
     PolicyName.RAD: "throughput: order of arrival, and engines are kept just full enough; no TBT promise",
 }
 

@@ -165,7 +165,8 @@ class StepLog:
         held, nearest = len(doubtful), abs(step.seconds - model.predict(step.load()))
         for count in range(len(doubtful)):
             without = set(doubtful[count:])
-            error = abs(step.seconds - model.predict(step.load(without)))
-            if error + _CLEAR_DEVIATIONS * model.error_p95_seconds < nearest:
+            load = step.load(without)
+            error = abs(step.seconds - model.predict(load))
+            if error + _CLEAR_DEVIATIONS * model.errors_of(load).p95 < nearest:
                 held, nearest = count, error
         return step.undo(doubtful[held:], joins)

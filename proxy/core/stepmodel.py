@@ -57,6 +57,32 @@ _ERRORS = 256
 _ERROR_PRIOR_SECONDS = 0.01
 
 
+class StepErrors:
+    """How far the model was from the last steps of a kind. Seconds."""
+
+    def __init__(self) -> None:
+        self._residuals: deque[float] = deque(maxlen=_ERRORS)
+        self.p95 = _ERROR_PRIOR_SECONDS
+        """95th percentile of how much longer they took than predicted; never negative."""
+        self.mean = _ERROR_PRIOR_SECONDS
+        """Mean of the absolute error."""
+        self.median = _ERROR_PRIOR_SECONDS
+        """Of the absolute error: no outlier moves it, so it can tell what one is."""
+
+    def add(self, residual: float) -> None:
+        self._residuals.append(residual)
+
+    def judge(self) -> None:
+        """Draw the figures anew."""
+        if not self._residuals:
+            return
+        residuals = sorted(self._residuals)
+        self.p95 = max(0.0, residuals[ceil(0.95 * len(residuals)) - 1])
+        errors = sorted(map(abs, residuals))
+        self.mean = sum(errors) / len(errors)
+        self.median = errors[len(errors) // 2]
+
+
 class OnlineStepModel:
     """The fit for one engine; some microseconds per step."""
 
@@ -66,13 +92,12 @@ class OnlineStepModel:
         self._precision = [(_NOISE_SECONDS / d) ** 2 for d in _PRIOR_DEVIATION]
         self._gram = [[0.0] * _SIZE for _ in range(_SIZE)]
         self._moment = [0.0] * _SIZE
-        self._residuals: deque[float] = deque(maxlen=_ERRORS)
         self.steps = 0
-        self.error_p95_seconds = _ERROR_PRIOR_SECONDS
-        """95th percentile of how much longer the last steps took than predicted; never negative."""
-        self.error_mean_seconds = _ERROR_PRIOR_SECONDS
-        """Mean of the absolute error over the last steps."""
-        self._error_median_seconds = _ERROR_PRIOR_SECONDS  # no outlier moves it, so it can tell what one is
+        # Steps with prompt tokens are fewer and take several times as long: judged together, their errors would pass
+        # for outliers, and what is left would say nothing about them.
+        self.prompt_errors = StepErrors()
+        """Of steps with prompt tokens: those that a release makes longer."""
+        self.decode_errors = StepErrors()
 
     @property
     def trusted(self) -> bool:
@@ -87,6 +112,10 @@ class OnlineStepModel:
         """What has been in the steps seen, added up: older ones count less, and so do those that took oddly long."""
         tokens, decodes, kv_tokens, attention, prefills = (self._gram[i][0] / _SCALE[i] for i in range(1, _SIZE))
         return StepLoad(round(tokens), round(decodes), round(kv_tokens), attention, round(prefills))
+
+    def errors_of(self, load: StepLoad) -> StepErrors:
+        """How far the model was from steps of this kind."""
+        return self.prompt_errors if load.prefill_tokens else self.decode_errors
 
     def predict(self, load: StepLoad) -> float:
         """Return the expected duration of a step in seconds."""
@@ -125,8 +154,9 @@ class OnlineStepModel:
             load[4] * _SCALE[5],
         )
         residual = seconds - self.predict(load)
-        self._residuals.append(residual)
-        width = _HUBER_DEVIATIONS * max(_NOISE_SECONDS, self._error_median_seconds)
+        errors = self.errors_of(load)
+        errors.add(residual)
+        width = _HUBER_DEVIATIONS * max(_NOISE_SECONDS, errors.median)
         weight = 1.0 if abs(residual) <= width else width / abs(residual)
         for i in range(_SIZE):
             wx = weight * x[i]
@@ -137,7 +167,8 @@ class OnlineStepModel:
         self.steps += 1
         if self.steps % _SOLVE_EVERY == 0:
             self._solve()
-            self._judge()
+            self.prompt_errors.judge()
+            self.decode_errors.judge()
 
     def _solve(self) -> None:
         """Minimise the weighted squares plus the prior's; coefficients that come out negative are held at zero."""
@@ -154,13 +185,6 @@ class OnlineStepModel:
         self._theta = [0.0] * _SIZE
         for i, value in zip(free, solution, strict=True):
             self._theta[i] = value
-
-    def _judge(self) -> None:
-        residuals = sorted(self._residuals)
-        self.error_p95_seconds = max(0.0, residuals[ceil(0.95 * len(residuals)) - 1])
-        errors = sorted(map(abs, residuals))
-        self.error_mean_seconds = sum(errors) / len(errors)
-        self._error_median_seconds = errors[len(errors) // 2]
 
 
 def _as_tuple(c: StepCoefficients) -> tuple[float, ...]:

@@ -27,7 +27,7 @@ def harm_seconds(engine: EngineBelief, prompt_tokens: int, now: float, *, alone:
     tokens = min(prompt_tokens, engine.prefill_budget - load.prefill_tokens)
     if tokens <= 0:
         return 0.0
-    seconds = engine.model.error_p95_seconds + engine.model.predict(
+    seconds = engine.model.prompt_errors.p95 + engine.model.predict(
         load._replace(
             prefill_tokens=load.prefill_tokens + tokens,
             attention=load.attention + tokens * tokens / 2,

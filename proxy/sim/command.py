@@ -128,6 +128,7 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
         args.token_budget,
         args.max_num_seqs,
         watermark=args.watermark,
+        async_scheduling=args.async_scheduling,
         jitter=Jitter() if args.jitter else None,
     )
     simulation = SimulationConfig(engine, args.engines, args.network_ms / 1e3, retries=args.retries)
@@ -196,6 +197,7 @@ def _config(args: argparse.Namespace, study: Study) -> dict[str, Any]:
         "token_budget": study.simulation.engine.token_budget,
         "max_num_seqs": study.simulation.engine.max_num_seqs,
         "watermark": study.simulation.engine.watermark,
+        "async_scheduling": study.simulation.engine.async_scheduling,
         "jitter": study.simulation.engine.jitter is not None,
         "network_s": study.simulation.network_seconds,
         "backlog_factor": study.options.backlog_factor,

@@ -29,6 +29,9 @@ class EngineConfig:
     block_size: int = 16
     watermark: float = 0.0
     """Share of the KV blocks that admission leaves free (``--watermark``)."""
+    async_scheduling: bool = False
+    """Whether each step is composed while the one before it runs (``--async-scheduling``, vLLM's default on GPUs): a
+    prompt that comes during a step is taken in one step later."""
     scheduler: EngineSchedulerName = EngineSchedulerName.VLLM
     jitter: Jitter | None = None
     """By how much its steps differ from the profile's; ``None``: not at all."""
@@ -65,6 +68,7 @@ class SimulatedEngine:
         self._scheduler: EngineScheduler = ENGINE_SCHEDULERS[self.config.scheduler](self.config, self._kv)
         self._sequences: dict[str, Sequence] = {}
         self._batch: Batch | None = None
+        self._late: list[Sequence] = []  # came after the next step had been composed
         self._jitter = random.Random(f"{seed}:jitter")
 
     def __repr__(self) -> str:
@@ -118,7 +122,10 @@ class SimulatedEngine:
             raise ValueError(f"{prompt_tokens + output_tokens} tokens never fit into {self.config.profile.kv_tokens}")
         sequence = Sequence(sequence_id, prompt_tokens, output_tokens, content, tbt_seconds=tbt_seconds, common=common)
         self._sequences[sequence_id] = sequence
-        self._scheduler.add(sequence)
+        if self.config.async_scheduling and self._batch is not None:
+            self._late.append(sequence)
+        else:
+            self._scheduler.add(sequence)
 
     def abort(self, sequence_id: str) -> None:
         """Drop a sequence at once; its share of a step under way is lost. An unknown id is ignored."""
@@ -132,8 +139,11 @@ class SimulatedEngine:
             raise RuntimeError("the last step has not been finished")
         batch = self._scheduler.choose()
         self.step_load = _load(batch)
+        late, self._late = self._late, []
+        for sequence in late:
+            self._scheduler.add(sequence)
         if not batch:
-            return None
+            return self.start_step() if late else None  # with nothing else to run, nothing is composed ahead
         self._batch = batch
         self.steps += 1
         profile, load = self.config.profile, self.step_load
@@ -176,7 +186,10 @@ class SimulatedEngine:
 
     def _drop(self, sequence: Sequence) -> None:
         del self._sequences[sequence.id]
-        self._scheduler.remove(sequence)
+        if sequence in self._late:
+            self._late.remove(sequence)
+        else:
+            self._scheduler.remove(sequence)
         self._kv.take_back(sequence)
         sequence.alive = False
 

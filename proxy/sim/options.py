@@ -155,6 +155,12 @@ def _add_engines(group: argparse._ArgumentGroup) -> None:
         help=f"sequences in a step (default: {standard.max_num_seqs})",
     )
     group.add_argument(
+        "--async-scheduling",
+        action="store_true",
+        help="the engines compose each step while the one before it runs, vLLM's default on GPUs: a prompt waits a "
+        "step longer, and tiles have to be sent a step ahead (default: off, as in the paper)",
+    )
+    group.add_argument(
         "--watermark",
         type=_share,
         default=standard.watermark,

@@ -7,13 +7,12 @@ takes the very same decisions.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from hashlib import sha256
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from proxy.core.actions import Action, Dispatch, Reject, Slice
 from proxy.core.admission import admits
@@ -24,6 +23,7 @@ from proxy.core.request import Request
 from proxy.core.scheduler import Scheduler
 from proxy.core.selfreport import EngineReport
 from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
+from proxy.sim.fleet import Clock, Prompt, TimedEngine, direct, microseconds
 from proxy.sim.records import RequestRecord
 
 if TYPE_CHECKING:
@@ -44,9 +44,6 @@ class SimulationConfig:
     engines: int = 1
     network_seconds: float = 0.001
     """One-way delay between an engine and whoever talks to it: the proxy, or the clients where there is none."""
-    async_scheduling: bool = False
-    """Whether the engine composes each step while the one before it runs, as vLLM does on GPUs: a prompt that comes
-    during a step is then taken in one step later."""
     seed: int = 0
     """Of the engines' jitter, if they have any."""
     hold_above: int | None = None
@@ -76,10 +73,6 @@ class SimulationResult:
     """For each prompt, the time from its receipt by an engine to the start of the first step that worked on it."""
 
 
-def microseconds(seconds: float) -> int:
-    return round(seconds * 1e6)
-
-
 def limits_of(config: EngineConfig) -> EngineLimits:
     """The limits that a proxy would be configured with for such an engine."""
     return EngineLimits(
@@ -97,138 +90,6 @@ def report_of(engine: SimulatedEngine) -> EngineReport:
     return EngineReport(engine.running, engine.waiting, usage, engine.preemptions)
 
 
-class _Clock:
-    """Virtual time and what is still to happen in it; equal times happen in the order of their scheduling."""
-
-    def __init__(self) -> None:
-        self.now_us = 0
-        self._events: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._number = 0
-
-    @property
-    def now(self) -> float:
-        return self.now_us / 1e6
-
-    def at(self, when_us: int, call: Callable[..., None], *args: Any) -> None:
-        self._number += 1
-        heapq.heappush(self._events, (when_us, self._number, call, args))
-
-    def run(self) -> None:
-        events = self._events
-        while events:
-            self.now_us, _, call, args = heapq.heappop(events)
-            call(*args)
-
-
-class _Prompt(NamedTuple):
-    """What an engine is sent."""
-
-    sequence_id: str
-    prompt_tokens: int
-    output_tokens: int
-    content: str | None
-    tbt_seconds: float | None = None
-    common: int = 0
-
-
-"""The arguments of ``SimulatedEngine.add``."""
-
-
-class _Engine:
-    """A simulated engine on the virtual clock."""
-
-    def __init__(
-        self,
-        clock: _Clock,
-        config: SimulationConfig,
-        deliver: Callable[[list[Produced]], None],
-        refuse: Callable[[str], None],
-        on_step: Callable[[], None],
-        *,
-        number: int = 0,
-        on_step_end: Callable[[], None] | None = None,
-    ) -> None:
-        self.model = SimulatedEngine(config.engine, f"{config.seed}:{number}")
-        self.queue_seconds: list[float] = []
-        self.busy_seconds = 0.0
-        self._in_transit = 0
-        self._clock = clock
-        self.network_us = microseconds(config.network_seconds)
-        self._deliver = deliver
-        self._refuse = refuse
-        self._on_step = on_step
-        self._on_step_end = on_step_end
-        self._busy = False
-        self._received_us: dict[str, int] = {}  # of prompts that no step has worked on yet
-        self._async_scheduling = config.async_scheduling
-        self._too_late: list[_Prompt] = []  # came after the next step was composed
-
-    @property
-    def queued(self) -> int:
-        """Requests that were sent to it and are in no batch."""
-        return self._in_transit + self.model.waiting
-
-    def send(self, prompt: _Prompt) -> None:
-        self._in_transit += 1
-        self._clock.at(self._clock.now_us + self.network_us, self._receive, prompt)
-
-    def _receive(self, prompt: _Prompt) -> None:
-        self._received_us[prompt.sequence_id] = self._clock.now_us
-        if self._async_scheduling and self._busy:
-            self._too_late.append(prompt)
-        else:
-            self._add(prompt)
-
-    def _add(self, prompt: _Prompt) -> None:
-        self._in_transit -= 1
-        request_id = prompt.sequence_id
-        try:
-            self.model.add(*prompt[:4], tbt_seconds=prompt.tbt_seconds, common=prompt.common)
-        except ValueError:  # longer than the KV cache, as vLLM's 400
-            del self._received_us[request_id]
-            self._clock.at(self._clock.now_us + self.network_us, self._refuse, request_id)
-            return
-        if not self._busy:
-            self._step()
-
-    def _step(self) -> None:
-        seconds = self.model.start_step()
-        too_late, self._too_late = self._too_late, []
-        self._busy = seconds is not None or bool(too_late)
-        for prompt in too_late:
-            self._add(prompt)
-        if seconds is None:
-            if too_late:
-                self._step()
-            return
-        self.busy_seconds += seconds
-        self._clock.at(self._clock.now_us + microseconds(seconds), self._end_step)
-        for request_id in self.model.step_admitted:
-            if (received_us := self._received_us.pop(request_id, None)) is not None:  # not admitted a second time
-                self.queue_seconds.append((self._clock.now_us - received_us) / 1e6)
-        self._on_step()
-
-    def _end_step(self) -> None:
-        if self._on_step_end is not None:
-            self._on_step_end()
-        produced = self.model.finish_step()
-        if produced:
-            self._clock.at(self._clock.now_us + self.network_us, self._deliver, produced)
-        self._step()
-
-
-def _direct(request: ScheduledRequest) -> _Prompt:
-    """What an engine is sent without a scheduler in front."""
-    return _Prompt(
-        str(request.index),
-        request.prompt_tokens,
-        request.output_tokens,
-        request.prefix or None,
-        request.request_class.tbt_seconds,
-        request.prefix_tokens,
-    )
-
-
 class _Run:
     """One simulation; with a scheduler the requests go through it, without one straight to the engines in turn."""
 
@@ -240,16 +101,16 @@ class _Run:
         on_action: Callable[[Action, float], None] | None,
         on_step_end: OnStepEnd | None = None,
     ) -> None:
-        self.clock = _Clock()
+        self.clock = Clock()
         self.records = {str(r.index): RequestRecord(r) for r in workload}
         self.engines = {
-            f"engine-{i}": _Engine(
+            f"engine-{i}": TimedEngine(
                 self.clock,
-                config,
+                SimulatedEngine(config.engine, f"{config.seed}:{i}"),
+                config.network_seconds,
                 self._deliver,
                 self._refuse,
-                partial(self._note_step, i),
-                number=i,
+                on_step=partial(self._note_step, i),
                 on_step_end=None if on_step_end is None else partial(self._note_step_end, i, on_step_end),
             )
             for i in range(config.engines)
@@ -289,7 +150,7 @@ class _Run:
             self._held.append(request)
             self._let_go()
         elif self._scheduler is None:
-            list(self.engines.values())[request.index % len(self.engines)].send(_direct(request))
+            list(self.engines.values())[request.index % len(self.engines)].send(direct(request))
         else:
             self._waiting[request_id] = self.records[request_id]
             self._feed(Arrived(as_core_request(request)))
@@ -301,7 +162,7 @@ class _Run:
             if engine.queued > (self._hold_above or 0):
                 return
             request = self._held.popleft()
-            engine.send(_direct(request))
+            engine.send(direct(request))
 
     def _deliver(self, produced: list[Produced]) -> None:
         now, records = self.clock.now, self.records
@@ -368,10 +229,10 @@ class _Run:
                     request = self.records[request_id].request
                     content = request.prefix or request_id
                     sizes = request.prompt_tokens, request.output_tokens
-                    self.engines[engine_id].send(_Prompt(request_id, *sizes, content, common=request.prefix_tokens))
+                    self.engines[engine_id].send(Prompt(request_id, *sizes, content, common=request.prefix_tokens))
                 case Slice(request_id, engine_id, tokens, _, _):
                     self._slices[action.slice_id] = action
-                    self.engines[engine_id].send(_Prompt(action.slice_id, tokens, 1, request_id))
+                    self.engines[engine_id].send(Prompt(action.slice_id, tokens, 1, request_id))
                 case Reject(request_id, reason, retry_after_seconds):
                     del self._waiting[request_id]
                     self._turn_away(self.records[request_id], reason, retry_after_seconds)

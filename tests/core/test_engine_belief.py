@@ -452,3 +452,47 @@ def test_after_steps_were_assumed_none_is_left_to_assume(prompt_tokens: int, sil
     engine.assume_steps(silence_seconds)
     until = engine.silent_until()
     assert until is None or until > silence_seconds
+
+
+# -- what tells of the delay of the loop --
+
+
+def far_engine(*, steps: int = 40, kept_from: int = 0, kept_for: int = 0, stall: float = 0.0) -> EngineBelief:
+    """A stream, steps of 30 ms and a short prompt at the end of each, taken in by the next: no delay at all.
+
+    The engine keeps back what is released from step ``kept_from`` on, for so many steps (its cache is full, say), or
+    is silent then for ``stall`` seconds.
+    """
+    engine = engine_with_streams("s")
+    queue: list[str] = []
+    now = 0.03
+    for n in range(steps):
+        kept = kept_from <= n < kept_from + kept_for
+        name = f"p{n}"
+        engine.release(name, 20, now)
+        queue.append(name)
+        if stall and n == kept_from:
+            for _ in range(3):  # what the scheduler does when its deadline is due, and releases thereupon
+                now += stall / 4
+                engine.assume_steps(now)
+                name = f"{name}'"
+                engine.release(name, 20, now)
+                queue.append(name)
+            now += stall / 4
+        now += 0.03
+        step(engine, now, "s")
+        for name in [] if kept else queue:
+            engine.on_tokens(name, 1, now + 0.001)
+            engine.end(name, now + 0.001)
+        queue = queue if kept else []
+        check_engine(engine)
+    return engine
+
+
+def test_prompts_taken_in_at_once_tell_of_no_delay() -> None:
+    assert far_engine().delay.seconds <= 0.005
+
+
+def test_prompts_released_into_a_silence_or_behind_those_kept_back_tell_of_no_delay() -> None:
+    assert far_engine(kept_from=30, stall=0.4).delay.seconds <= 0.005
+    assert far_engine(kept_from=30, kept_for=3, stall=0.16).delay.seconds <= 0.005

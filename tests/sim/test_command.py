@@ -93,6 +93,7 @@ def test_options_reach_the_simulation(simulate: Simulate) -> None:
         ("--engines", "2"),
         ("--token-budget", "1024"),
         ("--network-ms", "30"),
+        ("--async-scheduling",),
         ("--backlog-factor", "0.2"),
         ("--aging-seconds", "0.1"),
     ]

@@ -111,6 +111,44 @@ def test_a_prompt_that_comes_during_a_step_joins_the_next() -> None:
     assert begin(engine) == {"a": 1, "b": 20}
 
 
+def test_with_asynchronous_scheduling_it_joins_the_one_after_that() -> None:
+    engine = make_engine(token_budget=512, async_scheduling=True)
+    engine.add("a", 100, 9)
+    assert begin(engine) == {"a": 100}
+    engine.add("b", 50, 2)
+    engine.finish_step()
+    assert begin(engine) == {"a": 1}, "composed before b came"
+    engine.add("c", 60, 2)
+    engine.finish_step()
+    assert begin(engine) == {"a": 1, "b": 50}
+    engine.finish_step()
+    assert begin(engine) == {"a": 1, "b": 1, "c": 60}
+
+
+def test_nothing_is_composed_ahead_of_an_engine_that_has_nothing_to_run() -> None:
+    engine = make_engine(async_scheduling=True)
+    engine.add("a", 100, 1)
+    assert begin(engine) == {"a": 100}
+    engine.add("b", 50, 1)
+    engine.finish_step()
+    assert begin(engine) == {"b": 50}
+    engine.finish_step()
+    assert engine.start_step() is None
+
+
+def test_who_came_too_late_for_the_next_step_may_be_aborted() -> None:
+    engine = make_engine(async_scheduling=True)
+    engine.add("a", 100, 9)
+    begin(engine)
+    engine.add("b", 50, 1)
+    engine.add("c", 60, 1)
+    assert engine.waiting == 2
+    engine.abort("b")
+    assert [name for name, _ in engine.finish_step()] == ["a"]
+    assert finish_all(engine) == Counter(a=8, c=1)
+    assert engine.kv_tokens_used == 0
+
+
 def test_no_more_sequences_run_than_are_allowed() -> None:
     engine = make_engine(token_budget=16, max_num_seqs=2)
     for name in "abc":

@@ -521,8 +521,8 @@ def in_virtual_time(main: Coroutine[Any, Any, None]) -> None:
 
 
 @asynccontextmanager
-async def stepping(speed: float = 1.0) -> AsyncIterator[SimulatedServer]:
-    server = SimulatedServer(SimulatedEngine(EngineConfig(steps_of(10))), model="m", speed=speed)
+async def stepping(speed: float = 1.0, **config: Any) -> AsyncIterator[SimulatedServer]:
+    server = SimulatedServer(SimulatedEngine(EngineConfig(steps_of(10), **config)), model="m", speed=speed)
     task = asyncio.ensure_future(server.run())
     yield server
     task.cancel()
@@ -582,6 +582,21 @@ class TestPacing:
                 await server.generate(1, 2, sink)
             assert sink.times == pytest.approx([1.013, 1.023])
             assert server.lost_seconds == 0
+
+        in_virtual_time(main())
+
+    @pytest.mark.parametrize(("async_scheduling", "begun_at"), [(False, 0.06), (True, 0.07)])
+    def test_with_asynchronous_scheduling_a_prompt_that_comes_in_a_step_waits_one_more(
+        self, async_scheduling: bool, begun_at: float
+    ) -> None:
+        async def main() -> None:
+            async with stepping(async_scheduling=async_scheduling) as server:
+                first = asyncio.ensure_future(server.generate(1, 20, Pacing()))
+                await asyncio.sleep(0.045)
+                sink = Pacing()
+                await server.generate(1, 1, sink)
+                await first
+            assert sink.times == pytest.approx([begun_at])
 
         in_virtual_time(main())
 

@@ -11,8 +11,9 @@ from invariants import check_records
 
 from proxy.core.config import SchedulerConfig
 from proxy.core.request import RequestClass
+from proxy.sim.fleet import TimedEngine
 from proxy.sim.policies import PolicyOptions
-from proxy.sim.simulator import SimulationConfig, SimulationResult, _Engine, _Run, simulate
+from proxy.sim.simulator import SimulationConfig, SimulationResult, _Run, simulate
 from proxy.sim.study import RunFigures, RunTask, perform
 from proxy.sim.workload import ClassShare, ScheduledRequest, Surge, draw_workload, sharegpt_like
 
@@ -97,7 +98,7 @@ def test_holding_while_the_engines_queue_is_the_order_of_arrival_all_the_same(en
         assert first == pytest.approx([r.first_token_at or inf for r in direct.records], abs=0.2)
 
 
-def _note(most: list[int], engine: _Engine) -> None:
+def _note(most: list[int], engine: TimedEngine) -> None:
     most.append(engine.queued)
 
 

@@ -29,6 +29,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--profile", choices=sorted(PROFILES), default="rtx6000ada", help="GPU to imitate")
     parser.add_argument("--token-budget", type=int, default=512, help="--max-num-batched-tokens of each engine")
     parser.add_argument("--max-num-seqs", type=int, default=128, help="--max-num-seqs of each engine")
+    parser.add_argument(
+        "--async-scheduling",
+        action="store_true",
+        help="compose each step while the one before it runs, as vLLM does on GPUs: a prompt waits a step longer",
+    )
     parser.add_argument("--model", default="simulated", help="name of the model that they serve")
     parser.add_argument("--speed", type=float, default=1.0, help="how many times faster than real time")
 
@@ -37,7 +42,12 @@ def run(options: argparse.Namespace) -> int:
     """Serve until a signal; returns the exit code."""
     try:
         ports = [int(port) for port in options.ports.split(",")]
-        config = EngineConfig(PROFILES[options.profile], options.token_budget, options.max_num_seqs)
+        config = EngineConfig(
+            PROFILES[options.profile],
+            options.token_budget,
+            options.max_num_seqs,
+            async_scheduling=options.async_scheduling,
+        )
     except ValueError as error:
         print(f"slai-proxy engine: {error}", file=sys.stderr)  # noqa: T201
         return 2
