@@ -37,7 +37,7 @@ class SchedulerConfig:
     """Bodies of waiting requests held in memory."""
     no_engine_retry_seconds: float = 5.0
     """What a client is told to wait when no engine is up."""
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    tenant_weights: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Shares of the engines, by tenant; 1 for those not named."""
 
     def __post_init__(self) -> None:
