@@ -126,12 +126,12 @@ def test_ctrl_c_ends_every_process_and_shows_what_there_is(
 def test_a_process_that_dies_at_start_has_the_last_word(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pids: list[int]
 ) -> None:
-    monkeypatch.setattr(demo, "_proxy_arguments", lambda *_: ["proxy", "serve", "--order", "longest"])
+    monkeypatch.setattr(demo, "_proxy_arguments", lambda *_: ["proxy", "serve", "--policy", "longest"])
     assert cli.main(["demo", "--requests", "5"]) == 1
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "slai-loadgen: the proxy ended with status 2; the last that it said:\n" in shown.err
-    assert "order (flag)" in shown.err
+    assert "policy (flag)" in shown.err
     assert len(pids) == 1
     assert not alive(pids)
 
