@@ -189,7 +189,7 @@ class EngineBelief:
     def intake(self, released_at: float, now: float) -> range:
         """The steps, counted from the one under way, any of which may take in what was released then."""
         forecast, delay = self.forecast(now), self.delay
-        error_seconds = self.model.errors_of(forecast.loads[0]).p95
+        error_seconds = self.model.margin_seconds(forecast.loads[0])
         return forecast.intake(
             released_at + delay.least_seconds, released_at + delay.seconds, delay.steps, error_seconds
         )

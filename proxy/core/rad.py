@@ -64,7 +64,7 @@ def sequences_for(engine: EngineBelief, share: float) -> int:
         return ceil(most)
     fixed = model.coefficients.fixed
     per_sequence = (model.predict(past) - fixed) / past.decodes
-    fixed += model.prompt_errors.p95
+    fixed *= 1 + model.prompt_errors.p95
     if fixed <= 0:
         return ceil(most)
     return max(1, ceil(share * most * fixed / (fixed + (1 - share) * per_sequence * most)))

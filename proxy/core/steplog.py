@@ -167,6 +167,6 @@ class StepLog:
             without = set(doubtful[count:])
             load = step.load(without)
             error = abs(step.seconds - model.predict(load))
-            if error + _CLEAR_DEVIATIONS * model.errors_of(load).p95 < nearest:
+            if error + _CLEAR_DEVIATIONS * model.margin_seconds(load) < nearest:
                 held, nearest = count, error
         return step.undo(doubtful[held:], joins)

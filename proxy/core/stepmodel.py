@@ -54,23 +54,26 @@ _SOLVE_EVERY = 8
 _TRUSTED_STEPS = 200
 _ERRORS = 256
 """Steps over which the model's own error is judged."""
-_ERROR_PRIOR_SECONDS = 0.01
+_ERROR_PRIOR = 0.2
 
 
 class StepErrors:
-    """How far the model was from the last steps of a kind. Seconds."""
+    """How far the model was from the last steps of a kind, as shares of what it predicted.
+
+    Whatever disturbs an engine disturbs a long step for longer.
+    """
 
     def __init__(self) -> None:
         self._residuals: deque[float] = deque(maxlen=_ERRORS)
-        self.p95 = _ERROR_PRIOR_SECONDS
+        self.p95 = _ERROR_PRIOR
         """95th percentile of how much longer they took than predicted; never negative."""
-        self.mean = _ERROR_PRIOR_SECONDS
+        self.mean = _ERROR_PRIOR
         """Mean of the absolute error."""
-        self.median = _ERROR_PRIOR_SECONDS
+        self.median = _ERROR_PRIOR
         """Of the absolute error: no outlier moves it, so it can tell what one is."""
 
-    def add(self, residual: float) -> None:
-        self._residuals.append(residual)
+    def add(self, residual_seconds: float, predicted_seconds: float) -> None:
+        self._residuals.append(residual_seconds / max(predicted_seconds, _NOISE_SECONDS))
 
     def judge(self) -> None:
         """Draw the figures anew."""
@@ -117,6 +120,10 @@ class OnlineStepModel:
         """How far the model was from steps of this kind."""
         return self.prompt_errors if load.prefill_tokens else self.decode_errors
 
+    def margin_seconds(self, load: StepLoad) -> float:
+        """How much longer than predicted a step may take, for 95 of 100 of its kind; at least what a clock is off."""
+        return max(_NOISE_SECONDS, self.errors_of(load).p95 * self.predict(load))
+
     def predict(self, load: StepLoad) -> float:
         """Return the expected duration of a step in seconds."""
         theta = self._theta
@@ -153,10 +160,11 @@ class OnlineStepModel:
             load[3] * _SCALE[4],
             load[4] * _SCALE[5],
         )
-        residual = seconds - self.predict(load)
+        predicted = self.predict(load)
+        residual = seconds - predicted
         errors = self.errors_of(load)
-        errors.add(residual)
-        width = _HUBER_DEVIATIONS * max(_NOISE_SECONDS, errors.median)
+        errors.add(residual, predicted)
+        width = _HUBER_DEVIATIONS * max(_NOISE_SECONDS, errors.median * predicted)
         weight = 1.0 if abs(residual) <= width else width / abs(residual)
         for i in range(_SIZE):
             wx = weight * x[i]

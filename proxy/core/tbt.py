@@ -27,12 +27,11 @@ def harm_seconds(engine: EngineBelief, prompt_tokens: int, now: float, *, alone:
     tokens = min(prompt_tokens, engine.prefill_budget - load.prefill_tokens)
     if tokens <= 0:
         return 0.0
-    seconds = engine.model.prompt_errors.p95 + engine.model.predict(
-        load._replace(
-            prefill_tokens=load.prefill_tokens + tokens,
-            attention=load.attention + tokens * tokens / 2,
-            prefills=load.prefills + 1,
-        )
+    load = load._replace(
+        prefill_tokens=load.prefill_tokens + tokens,
+        attention=load.attention + tokens * tokens / 2,
+        prefills=load.prefills + 1,
     )
+    seconds = engine.model.predict(load) + engine.model.margin_seconds(load)
     overrun = sum(count * max(0.0, seconds - deadline) for deadline, count in engine.deadlines.items())
     return overrun * ceil(prompt_tokens / engine.prefill_budget)

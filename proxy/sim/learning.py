@@ -88,7 +88,7 @@ def judge_learning(task: RunTask) -> dict[str, Any]:
                 "error_s": _errors(sample.smooth),
                 "error_with_jitter_s": _errors(sample.actual),
                 "exact_share": sample.exact / len(sample.smooth),
-                "believed_p95_s": sample.model.prompt_errors.p95,
+                "believed_p95": sample.model.prompt_errors.p95,
                 "coefficients": _coefficients(sample.model),
             }
             for checkpoint, sample in judge.samples.items()

@@ -171,7 +171,7 @@ def trained() -> OnlineStepModel:
         tokens = n * 37 % 1000
         model.observe(StepLoad(tokens, 2, 1000, prefills=int(tokens > 0)), 0.03 + 1e-4 * tokens + (n % 5 - 2) * 1e-3)
     assert model.trusted
-    assert 1e-3 < model.prompt_errors.p95 < 3e-3
+    assert 0.01 < model.prompt_errors.p95 < 0.05
     return model
 
 
