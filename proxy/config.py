@@ -59,6 +59,8 @@ class ClassSettings(BaseModel):
     ttft_seconds: Positive | None = None
     tbt_seconds: Positive | None = None
     weight: Positive = 1.0
+    ttft_limit_seconds: Positive | None = None
+    """Who cannot have a first token so soon is refused (503), at once if that can be told."""
 
 
 class TenantSettings(BaseModel):
@@ -113,9 +115,11 @@ class Settings(BaseSettings):
     max_wait_seconds: Positive = 60.0
     """Who has waited this long goes first."""
     queue_timeout_seconds: Positive = 300.0
-    """Who has waited this long is refused (429)."""
+    """Who has waited this long is refused (429); who would have to, at once (503)."""
     max_queue_requests: Annotated[int, Field(ge=0)] = 10_000
     """Most requests that wait; one more is refused (429)."""
+    max_queue_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Most prompt tokens that wait; by default as many as can be served within queue_timeout_seconds."""
     max_queue_bytes: Annotated[int, Field(ge=0)] = 512 << 20
     """Most bytes of request bodies that wait."""
     backlog_factor: Positive = 1.5
@@ -233,7 +237,10 @@ class Settings(BaseSettings):
         return (init_settings,)
 
     def request_classes(self) -> dict[str, RequestClass]:
-        return {name: RequestClass(name, c.ttft_seconds, c.tbt_seconds, c.weight) for name, c in self.classes.items()}
+        return {
+            name: RequestClass(name, c.ttft_seconds, c.tbt_seconds, c.weight, c.ttft_limit_seconds)
+            for name, c in self.classes.items()
+        }
 
     def tenant_reader(self, secret: bytes) -> Tenants:
         """What tells the tenant of a request; ``secret`` hides the API keys behind its names."""
@@ -257,6 +264,7 @@ class Settings(BaseSettings):
             max_wait_seconds=self.max_wait_seconds,
             queue_timeout_seconds=self.queue_timeout_seconds,
             max_queue_requests=self.max_queue_requests,
+            max_queue_tokens=self.max_queue_tokens,
             max_queue_bytes=self.max_queue_bytes,
             tenant_weights={name: tenant.weight for name, tenant in self.tenants.items()},
         )

@@ -23,8 +23,9 @@ from proxy.core.scheduler import Scheduler
 from proxy.core.tiles import TileConfig
 from proxy.server.driver import Driver
 from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
+from proxy.sim.fleet import microseconds
 from proxy.sim.profiles import PROFILES
-from proxy.sim.simulator import SimulationConfig, as_core_request, limits_of, microseconds, report_of, simulate
+from proxy.sim.simulator import SimulationConfig, as_core_request, limits_of, report_of, simulate
 from proxy.sim.workload import ClassShare, ScheduledRequest, draw_workload, sharegpt_like
 
 TRACE = sharegpt_like(2_000)
@@ -222,7 +223,7 @@ def test_the_situations_are_what_they_are_called() -> None:
         engines = {"dispatch engine-0", "dispatch engine-1"}
         assert engines <= decisions[name]
     assert "reject queue_full" in decisions["short queue"]
-    assert "reject queue_timeout" in decisions["impatient queue"]
+    assert "reject too_late" in decisions["impatient queue"], "who would be timed out is refused before"
     assert {"slice engine-0", "slice engine-1"} <= decisions["tiles"]
 
 

@@ -24,6 +24,8 @@ class Reject:
     request_id: str
     reason: RejectReason
     retry_after_seconds: float | None = None
+    estimated_wait_seconds: float | None = None
+    """When its first token would have come, had it been let in; ``None`` where nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,5 +55,5 @@ def describe(action: Action, now: float) -> str:
             return f"{now:.6f} dispatch {request_id} {engine_id}"
         case Slice(request_id, engine_id, tokens, _, _):
             return f"{now:.6f} slice {request_id} {engine_id} {tokens}"
-        case Reject(request_id, reason, _):
+        case Reject(request_id, reason):
             return f"{now:.6f} reject {request_id} {reason}"

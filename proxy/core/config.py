@@ -31,6 +31,8 @@ class SchedulerConfig:
     queue_timeout_seconds: float = 300.0
     """A request that has waited this long is refused."""
     max_queue_requests: int = 10_000
+    max_queue_tokens: int | None = None
+    """Prompt tokens of waiting requests; ``None``: what can be served before ``queue_timeout_seconds``."""
     max_queue_bytes: int = 512 << 20
     """Bodies of waiting requests held in memory."""
     no_engine_retry_seconds: float = 5.0
@@ -42,7 +44,7 @@ class SchedulerConfig:
         durations = self.max_wait_seconds, self.queue_timeout_seconds, self.no_engine_retry_seconds
         if not all(0 < seconds < inf for seconds in durations):
             raise ValueError("durations must be positive and finite")
-        if self.max_queue_requests < 0 or self.max_queue_bytes < 0:
+        if min(self.max_queue_requests, self.max_queue_tokens or 0, self.max_queue_bytes) < 0:
             raise ValueError("queue limits must not be negative")
         if self.tiles is not None and self.rad is not None:
             raise ValueError("throughput mode (rad) releases whole prompts: it does not go together with tiles")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A client's request was read completely. ``arrived_at`` is when its first byte came, if that was earlier."""
+    """A client's request was read completely. ``arrived_at`` is when its head had come, before all of its body."""
 
     request: Request
     arrived_at: float | None = None
@@ -48,11 +48,12 @@ class Ended:
 class NotStarted:
     """An engine provably did not start a dispatched request (refused connection, its own queue limit).
 
-    The request goes back to its old place in the order, and the engine gets nothing for ``back_off_seconds``.
+    The request goes back to its old place in the order, and the engine gets nothing for ``back_off_seconds`` if it
+    asked for that, and else for longer each time (see ``backoff``).
     """
 
     request_id: str
-    back_off_seconds: float
+    back_off_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

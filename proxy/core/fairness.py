@@ -77,6 +77,7 @@ class _Level(Generic[_Key]):
         self._counters: dict[_Key, _Counter[_Key]] = {}
         self._waiting: SortedKeyList[_Counter[_Key]] = SortedKeyList(key=lambda c: (c.served, c.number))
         self._idle: dict[_Key, None] = {}  # idle longest first
+        self._waiting_weight = 0.0
         self._number = 0
         self._clock = 0.0  # the highest counter that anything was released at: those who wait have about this much
         # The clock at the start of this span of credit_seconds, and of the one before.
@@ -104,15 +105,23 @@ class _Level(Generic[_Key]):
         counter.served = max(counter.served, self._earlier_mark)
         counter.waiting = True
         self._waiting.add(counter)
+        self._waiting_weight += counter.weight
 
     def leave(self, key: _Key) -> None:
         counter = self._counters[key]
         self._waiting.remove(counter)
+        self._waiting_weight = self._waiting_weight - counter.weight if self._waiting else 0.0  # no error stays
         counter.waiting = False
         self._idle[key] = None
         if len(self._idle) > self._remembered:
             forgotten = next(iter(self._idle))
             del self._idle[forgotten], self._counters[forgotten]
+
+    def share(self, key: _Key, weight: float) -> float:
+        """The part that is the flow's, of all that wait and itself."""
+        counter = self._counters.get(key)
+        others = 0.0 if counter is not None and counter.waiting else weight
+        return weight / (self._waiting_weight + others)
 
     def first(self) -> _Key:
         key: _Key = self._waiting[0].key
@@ -207,6 +216,13 @@ class FairShares:
             )
             for c, t in found
         ]
+
+    def share_of(self, flow: Flow) -> float:
+        """The part of all service that is the flow's while it waits beside those that wait now."""
+        weight, tenant = flow
+        level = self._tenants.get(weight)
+        of_class = 1.0 if level is None else level.share(tenant, self._tenant_weights.get(tenant, 1.0))
+        return of_class * self._classes.share(weight, weight)
 
     def open_bill(self, flow: Flow) -> Bill:
         """Begin to charge a request of the flow, which must have entered before."""

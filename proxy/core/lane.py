@@ -25,6 +25,11 @@ class Waiting:
     number: int
 
     @property
+    def aged_from(self) -> float:
+        """From when on it ages: its first arrival, if it was refused then and came back when it was told to."""
+        return self.arrived_at - self.request.waited_before_seconds
+
+    @property
     def ttft_deadline(self) -> float | None:
         """When its first token is due, if a time was promised."""
         promise = self.request.request_class.ttft_seconds

@@ -14,13 +14,15 @@ from proxy.core.queue import Backlog
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from proxy.core.actions import Reject
     from proxy.core.admission import GateConfig
     from proxy.core.engine import EngineBelief
     from proxy.core.fairness import Bill
     from proxy.core.lane import Waiting
+    from proxy.core.overload import Overload
     from proxy.core.queue import Servers
     from proxy.core.rad import ModeSwitch
-    from proxy.core.request import Request
+    from proxy.core.request import RejectReason, Request
 
 
 @dataclass(slots=True)
@@ -49,12 +51,14 @@ class Ledger:
     def __init__(
         self,
         max_wait_seconds: float,
+        overload: Overload,
         modes: ModeSwitch | None = None,
         tenant_weights: Mapping[str, float] | None = None,
     ) -> None:
         self.engines: dict[str, EngineBelief] = {}
         self.entries: dict[str, Entry] = {}
         self.backlog = Backlog(max_wait_seconds, tenant_weights)
+        self.overload = overload
         self.sliced: dict[str, Entry] = {}
         """Requests half-way: some of their slices were sent, the rest waits."""
         self.slices = 0
@@ -83,13 +87,27 @@ class Ledger:
         """Prompt tokens that the engine with most of them cached would have to work on; at least 1."""
         return self.prefixes.uncached_tokens(request, self.engines.values())
 
-    def wait(self, waiting: Waiting) -> None:
+    def wait(self, waiting: Waiting, now: float) -> None:
         """Put a request into the queue of those engines that serve it; what it was charged is given back."""
         entry = self.entries[waiting.request.id]
         if entry.bill is not None:
             entry.bill.cancel()
             entry.bill = None
-        self.backlog.push(waiting, self.servers(waiting.request.model))
+        servers = self.servers(waiting.request.model)
+        self.backlog.push(waiting, servers)
+        self.overload.wait(waiting, servers, now)
+
+    def drop(self, waiting: Waiting) -> None:
+        """Take a request out of the queue that no engine has taken."""
+        self.overload.leave(waiting, self.backlog.servers_of(waiting))
+        self.backlog.remove(waiting)
+
+    def reject(self, waiting: Waiting, reason: RejectReason, now: float) -> Reject:
+        """Refuse a request that waits."""
+        refusal = self.overload.refuse(waiting.request, reason, waiting.arrived_at, now)
+        self.drop(waiting)
+        del self.entries[waiting.request.id]
+        return refusal
 
     def pace(self) -> Pace:
         """How long a prompt would take now, at the engine that is fastest; only looked at where a TTFT is promised."""
@@ -110,6 +128,7 @@ class Ledger:
     def charge(self, entry: Entry, upto_tokens: int, now: float) -> None:
         """Charge a request's flow for its prompt up to ``upto_tokens``, and take it out of the queue if it is there."""
         if entry.bill is None:
+            self.overload.release(entry.waiting, self.backlog.servers_of(entry.waiting), now)
             entry.bill = self.backlog.take(entry.waiting)
         entry.bill.charge(upto_tokens, now, last=upto_tokens >= entry.waiting.request.prompt_tokens)
 

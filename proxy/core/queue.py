@@ -153,6 +153,11 @@ class Backlog:
         self.remove(waiting)
         return bill
 
+    def share_of(self, request: Request, servers: Servers) -> float:
+        """The part of these engines' service that is the request's flow's, beside those that wait now."""
+        shares = self._shares.get(servers)
+        return 1.0 if shares is None else shares.share_of(flow_of(request))
+
     def kept_from(self, request: Request, servers: Servers) -> float:
         """Tokens of KV cache, over these engines, that a release of the request has to leave free for other tenants."""
         shares = self._shares.get(servers)

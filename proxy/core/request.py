@@ -22,6 +22,8 @@ class RequestClass:
     tbt_seconds: float | None = None
     weight: float = 1.0
     """Its share of the engines beside classes of other weights; those of one weight share as if they were one class."""
+    ttft_limit_seconds: float | None = None
+    """A request that cannot have its first token so soon after its arrival is refused, at once if that can be told."""
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < inf:
@@ -57,6 +59,12 @@ class Request:
     """By which the engines that have the prompt's beginning in their cache are found."""
     tenant: str = ""
     """Whose share of the engines it comes out of; tenants share those evenly, or by their weights."""
+    fingerprint: bytes | None = None
+    """The same for a request that comes again, and for no other; ``None``: it will not be known again."""
+    waited_before_seconds: float = 0.0
+    """Time since it came first, if it was refused then and has come back when it was told to."""
+    may_wait: bool = True
+    """Whether it may be queued; if not, it starts at once or is refused."""
 
 
 class Outcome(StrEnum):
@@ -75,6 +83,10 @@ class RejectReason(StrEnum):
 
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
+    TOO_LATE = "too_late"
+    """Its first token cannot come, or has not come, within the limit of its class."""
+    NO_QUEUE = "no_queue"
+    """It could not start at once, and its client does not want to wait."""
     NO_ENGINE = "no_engine"
     UNKNOWN_MODEL = "unknown_model"
     TOO_LONG = "too_long"

@@ -7,13 +7,15 @@ events at given times leads to one sequence of actions, live or simulated.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, assert_never
 
-from proxy.core.actions import Action, Reject
+from proxy.core.backoff import BackOff
 from proxy.core.config import SchedulerConfig
 from proxy.core.engine import EngineBelief, EngineLimits
+from proxy.core.entrance import make_room, why_refuse
 from proxy.core.events import (
     Arrived,
     DrainStarted,
@@ -29,13 +31,15 @@ from proxy.core.events import (
 )
 from proxy.core.lane import Waiting
 from proxy.core.ledger import Entry, Ledger
-from proxy.core.placement import least_busy, soonest, takes_a_piece
+from proxy.core.overload import Overload
+from proxy.core.placement import least_busy
 from proxy.core.rad import ModeSwitch
 from proxy.core.release import next_whole
 from proxy.core.request import RejectReason, Request
 from proxy.core.slicing import next_tile, on_slice_end, unslice
 
 if TYPE_CHECKING:
+    from proxy.core.actions import Action
     from proxy.core.prefix import Prefixes
     from proxy.core.queue import WaitingQueue
 
@@ -47,7 +51,8 @@ class Scheduler:
         self.config = config or SchedulerConfig()
         rad = self.config.rad
         modes = None if rad is None else ModeSwitch(rad)
-        self._ledger = Ledger(self.config.max_wait_seconds, modes, self.config.tenant_weights)
+        self._ledger = Ledger(self.config.max_wait_seconds, Overload(self.config), modes, self.config.tenant_weights)
+        self._back_offs: defaultdict[str, BackOff] = defaultdict(BackOff)
         self._arrivals = 0
         self._draining = False
 
@@ -86,6 +91,11 @@ class Scheduler:
         return self._draining
 
     @property
+    def outflow_tokens_per_second(self) -> float:
+        """Prompt tokens released per second while somebody waited."""
+        return self._ledger.overload.tokens_per_second
+
+    @property
     def prefixes(self) -> Prefixes:
         """What is believed of the engines' prefix caches. To look at."""
         return self._ledger.prefixes
@@ -105,29 +115,32 @@ class Scheduler:
             case Ended(request_id, tokens, cached_tokens):
                 self._forget(request_id, now, tokens)
                 self._ledger.prefixes.end(request_id, cached_tokens)
-            case NotStarted(request_id, back_off_seconds):
-                refused = self._take_back(request_id, back_off_seconds, now)
+            case NotStarted(request_id, asked_seconds):
+                refused = self._take_back(request_id, asked_seconds, now)
             case Tokenized(request_id, prompt_tokens):
-                self._on_tokenized(request_id, prompt_tokens)
+                self._on_tokenized(request_id, prompt_tokens, now)
             case SliceEnded(piece, cached):
                 entry = on_slice_end(self._ledger, piece, cached=cached, now=now)
-                refused = self._refuse_if_draining(entry) if entry is not None else []
+                refused = self._refuse_if_draining(entry, now) if entry is not None else []
             case EngineUp():
-                refused = self._engine_up(event)
+                refused = self._engine_up(event, now)
             case EngineDown(engine_id):
-                refused = self._engine_down(engine_id)
+                refused = self._engine_down(engine_id, now)
             case EngineReported(engine_id, report):
                 if (engine := self._ledger.engines.get(engine_id)) is not None:
                     engine.on_report(report, now)
             case DrainStarted():
                 self._draining = True
                 for entry in list(self._ledger.sliced.values()):
-                    unslice(self._ledger, entry)
+                    unslice(self._ledger, entry, now)
                 for _, queue in self._ledger.backlog.queues():
-                    refused += self._reject_all(queue, RejectReason.DRAINING)
+                    refused += self._reject_all(queue, RejectReason.DRAINING, now)
             case _:
                 assert_never(event)
-        return refused + self._release(now)
+        actions = refused + self._release(now)
+        if expired := self._expire(now):
+            actions += expired + self._release(now)  # others may fit where these did not
+        return actions
 
     def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action]:
         """``handle(TokensProduced(request_id, chunks), now)`` without the event: it comes once per token."""
@@ -141,11 +154,12 @@ class Scheduler:
         for engine in self._ledger.engines.values():
             if engine.closed_until is not None and now >= engine.closed_until:
                 engine.closed_until = None
+                self._ledger.overload.resume(now)
             engine.assume_steps(now)
-        late: list[Action] = []
+        late = self._expire(now)
         for _, queue in self._ledger.backlog.queues():
             while queue and now >= queue.oldest.arrived_at + self.config.queue_timeout_seconds:
-                late.append(self._reject(queue.oldest, RejectReason.QUEUE_TIMEOUT))
+                late.append(self._ledger.reject(queue.oldest, RejectReason.QUEUE_TIMEOUT, now))
         return late + self._release(now)
 
     def next_deadline(self) -> float | None:
@@ -163,6 +177,8 @@ class Scheduler:
         if (modes := self._ledger.modes) is not None:
             held = (modes.due_at(queue.oldest.arrived_at) for _, queue in self._ledger.backlog.queues())
             due += (t for t in held if t is not None)
+        if (limit_ends_at := self._ledger.overload.next_due()) is not None:
+            due.append(limit_ends_at)
         if not due:
             return None
         deadline = min(due)
@@ -178,50 +194,46 @@ class Scheduler:
             raise ValueError(f"request id {request.id!r} is in use")
         for engine in self._ledger.engines.values():
             engine.assume_steps(now)
-        if (reason := self._why_refuse(request, now)) is not None:
-            return [Reject(request.id, reason, self._retry_after(reason))]
-        self._arrivals += 1
-        # By what is cached now. That may change while it waits, but a key that moves would have to be sorted anew.
-        key = self.config.ordering(self._ledger.uncached_tokens(request), arrived_at)
-        waiting = Waiting(request, arrived_at, key, self._arrivals)
-        self._ledger.entries[request.id] = Entry(waiting, sliceable=request.sliceable)
-        self._ledger.wait(waiting)
-        return []
-
-    def _why_refuse(self, request: Request, now: float) -> RejectReason | None:
+        ledger, config = self._ledger, self.config
+        waited_before = ledger.overload.waited_before_seconds(request, arrived_at)
+        if waited_before:
+            request = replace(request, waited_before_seconds=waited_before)
+        key = self._key(request, arrived_at)
         if self._draining:
-            return RejectReason.DRAINING
-        servers = self._ledger.servers(request.model)
-        if not servers:
-            return RejectReason.UNKNOWN_MODEL if self._ledger.engines else RejectReason.NO_ENGINE
-        if not self._ledger.any_up(servers):
-            return RejectReason.NO_ENGINE
-        config = self.config
-        if (
-            self.waiting < config.max_queue_requests
-            and self.waiting_bytes + request.size_bytes <= config.max_queue_bytes
-        ):
-            return None
-        # A full queue does not matter to a request that need not wait.
-        starts_now = servers not in self._ledger.backlog and self._can_start(request, now)
-        return None if starts_now else RejectReason.QUEUE_FULL
+            return [ledger.overload.refuse(request, RejectReason.DRAINING, arrived_at, now)]
+        refusal = why_refuse(ledger, config, request, key=key, arrived_at=arrived_at, now=now)
+        if refusal is not None:
+            return [refusal]
+        refused = make_room(ledger, config, request, now)
+        self._arrivals += 1
+        waiting = Waiting(request, arrived_at, key, self._arrivals)
+        ledger.entries[request.id] = Entry(waiting, sliceable=request.sliceable)
+        ledger.wait(waiting, now)
+        ledger.overload.arrive(waiting, ledger.backlog.servers_of(waiting), now)
+        return refused
 
-    def _take_back(self, request_id: str, back_off_seconds: float, now: float) -> list[Action]:
+    def _key(self, request: Request, arrived_at: float) -> float:
+        # By what is cached now. That may change while it waits, but a key that moves would have to be sorted anew.
+        aged_from = arrived_at - request.waited_before_seconds
+        return self.config.ordering(self._ledger.uncached_tokens(request), aged_from)
+
+    def _take_back(self, request_id: str, asked_seconds: float | None, now: float) -> list[Action]:
         entry = self._ledger.entries.get(request_id)
         if entry is None or entry.engine is None or entry.sliced:
             return []
         engine, entry.engine = entry.engine, None
         engine.end(request_id, now)
         self._ledger.prefixes.take_back(request_id)
-        engine.closed_until = max(now + back_off_seconds, engine.closed_until or 0.0)
-        self._ledger.wait(entry.waiting)
+        until = self._back_offs[engine.id].refused(asked_seconds, now)
+        engine.closed_until = max(until, engine.closed_until or 0.0)
+        self._ledger.wait(entry.waiting, now)
         if self._draining:
-            return [self._reject(entry.waiting, RejectReason.DRAINING)]
+            return [self._ledger.reject(entry.waiting, RejectReason.DRAINING, now)]
         if not self._ledger.any_up(self._ledger.backlog.servers_of(entry.waiting)):
-            return [self._reject(entry.waiting, RejectReason.NO_ENGINE)]
+            return [self._ledger.reject(entry.waiting, RejectReason.NO_ENGINE, now)]
         return []
 
-    def _engine_up(self, event: EngineUp) -> list[Action]:
+    def _engine_up(self, event: EngineUp, now: float) -> list[Action]:
         known = self._ledger.engines.get(event.engine_id)
         regroup = known is None or known.models != event.models
         engine = self._engine(event.engine_id)
@@ -231,32 +243,33 @@ class Scheduler:
         engine.limits, engine.models, engine.up = event.limits, event.models, True
         if event.learnt is not None:
             engine.model.restore(event.learnt)
-        return self._regroup() if regroup else []
+        return self._regroup(now) if regroup else []
 
-    def _engine_down(self, engine_id: str) -> list[Action]:
+    def _engine_down(self, engine_id: str, now: float) -> list[Action]:
         new = engine_id not in self._ledger.engines
         engine = self._engine(engine_id)
         engine.up = False
         engine.reports.forget()
-        refused = self._regroup() if new else []
+        refused = self._regroup(now) if new else []
         for entry in [e for e in self._ledger.sliced.values() if e.engine is not None and e.engine.id == engine_id]:
-            unslice(self._ledger, entry)
-            refused += self._refuse_if_draining(entry)
+            unslice(self._ledger, entry, now)
+            refused += self._refuse_if_draining(entry, now)
         for servers, queue in self._ledger.backlog.queues():
             if not self._ledger.any_up(servers):
-                refused += self._reject_all(queue, RejectReason.NO_ENGINE)
+                refused += self._reject_all(queue, RejectReason.NO_ENGINE, now)
         return refused
 
-    def _regroup(self) -> list[Action]:
+    def _regroup(self, now: float) -> list[Action]:
         """Sort the waiting requests into queues anew, as other engines serve other models now."""
         waiting = [w for _, queue in self._ledger.backlog.queues() for w in queue]
         for w in waiting:
-            self._ledger.backlog.remove(w)
+            self._ledger.drop(w)
+        self._ledger.overload.forget_idle()
         refused: list[Action] = []
         for w in waiting:
-            self._ledger.wait(w)
+            self._ledger.wait(w, now)
             if not self._ledger.backlog.servers_of(w):
-                refused.append(self._reject(w, RejectReason.UNKNOWN_MODEL))
+                refused.append(self._ledger.reject(w, RejectReason.UNKNOWN_MODEL, now))
         return refused
 
     def _engine(self, engine_id: str) -> EngineBelief:
@@ -273,16 +286,16 @@ class Scheduler:
             self._ledger.engines[engine_id] = engine
         return engine
 
-    def _on_tokenized(self, request_id: str, prompt_tokens: int) -> None:
+    def _on_tokenized(self, request_id: str, prompt_tokens: int, now: float) -> None:
         entry = self._ledger.entries.get(request_id)
         if entry is None or entry.engine is not None:
             return
-        self._ledger.backlog.remove(entry.waiting)
+        self._ledger.drop(entry.waiting)
         request = replace(entry.waiting.request, prompt_tokens=prompt_tokens)
-        key = self.config.ordering(self._ledger.uncached_tokens(request), entry.waiting.arrived_at)
+        key = self._key(request, entry.waiting.arrived_at)
         entry.waiting = replace(entry.waiting, request=request, key=key)
         entry.sliceable = True
-        self._ledger.wait(entry.waiting)
+        self._ledger.wait(entry.waiting, now)
 
     # -- what to do --
 
@@ -297,49 +310,34 @@ class Scheduler:
             actions.append(action)
         return actions
 
-    def _refuse_if_draining(self, entry: Entry) -> list[Action]:
-        return [self._reject(entry.waiting, RejectReason.DRAINING)] if self._draining else []
-
-    def _can_start(self, request: Request, now: float) -> bool:
-        ledger, gate, tiles = self._ledger, self.config.gate, self.config.tiles
-        kept = ledger.kept_from(request, ledger.servers(request.model), gate)
-        engines = [e for e in ledger.engines_for(now, now) if e.id not in kept]
-        if tiles is None:
-            return soonest(engines, request, gate, now, self._ledger.prefixes, arrived_at=now) is not None
-        return takes_a_piece(engines, request, tiles, gate, now)
+    def _refuse_if_draining(self, entry: Entry, now: float) -> list[Action]:
+        return [self._ledger.reject(entry.waiting, RejectReason.DRAINING, now)] if self._draining else []
 
     def place_unscheduled(self, model: str) -> str | None:
         """The engine for a request that is not scheduled; ``None`` if none is up that serves ``model``."""
         engine = least_busy(self._ledger.engines.values(), model)
         return None if engine is None else engine.id
 
-    def _reject_all(self, queue: WaitingQueue, reason: RejectReason) -> list[Action]:
+    def _expire(self, now: float) -> list[Action]:
+        """Refuse those who wait although their limit has ended, or who may not wait at all."""
+        refused: list[Action] = []
+        while (waiting := self._ledger.overload.overdue(now)) is not None:
+            reason = RejectReason.TOO_LATE if waiting.request.may_wait else RejectReason.NO_QUEUE
+            refused.append(self._ledger.reject(waiting, reason, now))
+        return refused
+
+    def _reject_all(self, queue: WaitingQueue, reason: RejectReason, now: float) -> list[Action]:
         refusals: list[Action] = []
         while queue:
-            refusals.append(self._reject(queue.oldest, reason))
+            refusals.append(self._ledger.reject(queue.oldest, reason, now))
         return refusals
-
-    def _reject(self, waiting: Waiting, reason: RejectReason) -> Reject:
-        refusal = Reject(waiting.request.id, reason, self._retry_after(reason))
-        self._ledger.backlog.remove(waiting)
-        del self._ledger.entries[waiting.request.id]
-        return refusal
-
-    def _retry_after(self, reason: RejectReason) -> float | None:
-        if reason in (RejectReason.NO_ENGINE, RejectReason.DRAINING):
-            return self.config.no_engine_retry_seconds
-        if reason not in (RejectReason.QUEUE_FULL, RejectReason.QUEUE_TIMEOUT):
-            return None
-        # The time in which the engines prefill all that waits, if they do nothing else.
-        tokens_per_second = sum(e.prefill_budget / e.step_seconds for e in self._ledger.engines.values() if e.up)
-        return min(60.0, max(1.0, self.waiting_tokens / max(tokens_per_second, 1.0)))
 
     def _forget(self, request_id: str, now: float, tokens: int | None) -> None:
         entry = self._ledger.entries.get(request_id)
         if entry is None:
             return
         if entry.engine is None:
-            self._ledger.backlog.remove(entry.waiting)
+            self._ledger.drop(entry.waiting)
         elif entry.sliced:
             entry.engine.drop_slices(request_id)
             del self._ledger.sliced[request_id]

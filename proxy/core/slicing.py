@@ -80,7 +80,7 @@ def _rank(
     request = waiting.request
     cached = max(engine.held_tokens(request.id), ledger.prefixes.cached_tokens(request, engine))
     remaining = max(1, request.prompt_tokens - cached)
-    key = config.ordering(remaining, waiting.arrived_at)
+    key = config.ordering(remaining, waiting.aged_from)
     ahead = entry.bill.ahead() if entry.bill is not None else (0.0, 0.0)
     pace = ledger.pace()
     return ahead, urgency(waiting, remaining, key, now, pace=pace, max_wait_seconds=config.max_wait_seconds)
@@ -99,15 +99,15 @@ def on_slice_end(ledger: Ledger, piece: Slice, *, cached: bool, now: float) -> E
             entry.sliced_in = -1  # all that was sent is cached: the next piece can follow at any time
         return None
     entry.sliceable = False
-    unslice(ledger, entry)
+    unslice(ledger, entry, now)
     return entry
 
 
-def unslice(ledger: Ledger, entry: Entry) -> None:
+def unslice(ledger: Ledger, entry: Entry, now: float) -> None:
     """Put a half-sliced request back into the queue: its engine is gone, or does not cache its slices."""
     request_id = entry.waiting.request.id
     assert entry.engine is not None
     entry.engine.drop_slices(request_id)
     del ledger.sliced[request_id]
     entry.engine, entry.sliced = None, False
-    ledger.wait(entry.waiting)
+    ledger.wait(entry.waiting, now)

@@ -63,7 +63,7 @@ class Driver:
         self.feed(Arrived(request, arrived_at))
         return ticket
 
-    def not_started(self, request_id: str, back_off_seconds: float) -> Ticket:
+    def not_started(self, request_id: str, back_off_seconds: float | None = None) -> Ticket:
         """Give a dispatched request back to the queue, as its engine provably did not start it."""
         ticket = self._ticket(request_id)
         self.feed(NotStarted(request_id, back_off_seconds))

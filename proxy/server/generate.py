@@ -11,7 +11,6 @@ import logging
 import time
 import uuid
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -50,8 +49,6 @@ CHAT_PATH = "/v1/chat/completions"
 _ERROR = 400
 _BUSY = (429, 503)
 """Statuses by which an engine says that its own queue is full: it has not started the request."""
-_BACK_OFF_SECONDS = 1.0
-_MAX_BACK_OFF_SECONDS = 30.0
 _MAX_USAGE_BODY_BYTES = 1 << 20
 """A longer answer that is not streamed passes without a look at its usage."""
 
@@ -144,6 +141,8 @@ class Generator:
             sliceable=slicer is not None and slicer.plan.ids is not None,
             streamed=report.stream,
             size_bytes=len(body),
+            fingerprint=self.fingerprinter.whole(request.path, _credentials(request), body),
+            may_wait=wire_headers.may_wait(request.headers),
             blocks=self._blocks(report, body),
             tenant=report.tenant,
         )
@@ -180,29 +179,29 @@ class Generator:
     ) -> web.StreamResponse:
         while True:
             match await ticket:
-                case Reject(_, reason, retry_after_seconds):
-                    told = answer(reason, retry_after_seconds=retry_after_seconds)
+                case Reject(_, reason, retry_after, estimated_wait):
+                    told = answer(reason, retry_after_seconds=retry_after, estimated_wait_seconds=estimated_wait)
                     if told.status == 404:
                         told = model_not_found(report.model)
                     return self._refuse(report, reason, told)
                 case Dispatch(_, engine_id):
                     report.engine_id, report.dispatched_at = engine_id, self.driver.now()
                     report.dispatches += 1
-            back_off_seconds = _BACK_OFF_SECONDS
+            asked_seconds: float | None = None
             try:
                 async with self.client.send(
                     engine_id, request.method, request.rel_url.raw_path_qs, forwarded.items(), body
                 ) as upstream:
                     if upstream.status not in _BUSY:
                         return await self._relay(request, report, upstream)
-                    back_off_seconds = _back_off(upstream)
+                    asked_seconds = wire_headers.retry_after_seconds(upstream.headers)
             except EngineError as error:
                 if error.failure is not UpstreamFailure.CONNECT_FAILED:
                     report.outcome, report.reason = Outcome.ENGINE_FAILED, str(error.failure)
                     report.status = answer(error.failure).status
                     return _error(report, answer(error.failure))
             # The engine provably has not started: back to the request's old place in the queue.
-            ticket = self.driver.not_started(report.request_id, back_off_seconds)
+            ticket = self.driver.not_started(report.request_id, asked_seconds)
 
     async def _relay(self, request: web.Request, report: RequestReport, upstream: EngineAnswer) -> web.StreamResponse:
         report.status = upstream.status
@@ -270,9 +269,6 @@ def _error(report: RequestReport, told: ErrorAnswer) -> web.Response:
     return response
 
 
-def _back_off(upstream: EngineAnswer) -> float:
-    try:
-        asked = float(upstream.headers.get("Retry-After", ""))
-    except ValueError:
-        return _BACK_OFF_SECONDS
-    return min(max(asked, 0.1), _MAX_BACK_OFF_SECONDS) if isfinite(asked) else _BACK_OFF_SECONDS
+def _credentials(request: web.Request) -> bytes:
+    sent = (request.headers.get(name, "") for name in ("Authorization", "x-api-key"))
+    return "\n".join(sent).encode("utf-8", "surrogateescape")

@@ -131,7 +131,7 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
         async_scheduling=args.async_scheduling,
         jitter=Jitter() if args.jitter else None,
     )
-    simulation = SimulationConfig(engine, args.engines, args.network_ms / 1e3)
+    simulation = SimulationConfig(engine, args.engines, args.network_ms / 1e3, retries=args.retries)
     classes = tuple(args.classes or PAPER_CLASSES)
     if len({c.request_class.name for c in classes}) < len(classes):
         raise ValueError("--class: two classes have the same name")
@@ -156,6 +156,7 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
         tuple(args.seeds),
         args.requests,
         classes,
+        args.surge,
         simulation,
         options,
         args.tenants,
@@ -182,6 +183,8 @@ def _config(args: argparse.Namespace, study: Study) -> dict[str, Any]:
         "rates": study.rates,
         "seeds": study.seeds,
         "requests": study.requests,
+        "surge": None if study.surge is None else {"factor": study.surge.factor, "s": study.surge.seconds},
+        "retries": study.simulation.retries,
         "trace": {
             "name": trace.name,
             "rows_read": trace.rows_read,

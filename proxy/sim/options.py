@@ -13,7 +13,7 @@ from proxy.sim.parallel import usable_cores
 from proxy.sim.policies import POLICIES, PolicyOptions, find_policy
 from proxy.sim.profiles import PROFILES
 from proxy.sim.simulator import SimulationConfig
-from proxy.sim.workload import SHAREGPT_LIKE, parse_class, parse_tenants
+from proxy.sim.workload import SHAREGPT_LIKE, parse_class, parse_surge, parse_tenants
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,6 +93,12 @@ def _add_comparison(group: argparse._ArgumentGroup) -> None:
         metavar="R[,R]",
         help="requests per second over all engines, Poisson; several make several comparisons",
     )
+    group.add_argument(
+        "--surge",
+        type=_told(parse_surge),
+        metavar="FACTOR:SECONDS",
+        help="for the first SECONDS, FACTOR times as many requests come as --rate says",
+    )
     group.add_argument("--requests", type=_count, default=2000, metavar="N", help="requests in a run (default: 2000)")
     group.add_argument(
         "--seeds",
@@ -115,6 +121,13 @@ def _add_comparison(group: argparse._ArgumentGroup) -> None:
         metavar="NAME:SHARE[:tbt=S][:ttft=S][:weight=W]",
         help="a class of users, its share of the requests and its deadlines in seconds; repeat for each class "
         "(default: strict:0.05:tbt=0.1 and relaxed:0.95:tbt=0.5)",
+    )
+    group.add_argument(
+        "--retries",
+        type=_none_or_more,
+        default=0,
+        metavar="N",
+        help="how often a client that was refused comes back, when it was told to (default: 0)",
     )
     group.add_argument(
         "--tenants",
@@ -249,6 +262,13 @@ def _count(text: str) -> int:
         if (value := int(text)) >= 1:
             return value
     raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+
+
+def _none_or_more(text: str) -> int:
+    with suppress(ValueError):
+        if (value := int(text)) >= 0:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not zero or a positive whole number")
 
 
 def _whole(text: str) -> int:

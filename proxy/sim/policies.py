@@ -51,10 +51,15 @@ class Policy:
     scheduler: Callable[[PolicyOptions], SchedulerConfig | None]
     engine: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ``EngineConfig`` in which its engines differ from those of the rest of the study."""
+    hold_above: int | None = None
+    """Without a scheduler: requests are held, in order of arrival, while every engine queues more than this."""
+    limits_ttft: bool = False
+    """Whether a class's TTFT deadline is a limit as well: who cannot meet it is refused."""
 
     def simulation(self, config: SimulationConfig, seed: int) -> SimulationConfig:
         """Return ``config`` as this policy wants it."""
-        return replace(config, engine=replace(config.engine, **self.engine), seed=seed)
+        engine = replace(config.engine, **self.engine)
+        return replace(config, engine=engine, seed=seed, hold_above=self.hold_above)
 
 
 _TILES_BUDGET = 8192
@@ -96,6 +101,18 @@ POLICIES = {
             "no proxy over engines with the SLAI paper's scheduler in them: what takes a change of the engine",
             _direct,
             {"scheduler": EngineSchedulerName.SLAI},
+        ),
+        Policy(
+            "gate-limit",
+            "the gate, which refuses at once who would miss the TTFT deadline of its class (see --class)",
+            partial(_proxy, PolicyName.SPF),
+            limits_ttft=True,
+        ),
+        Policy(
+            "hold3",
+            "what other proxies do: hold requests, first come first served, while engines queue more than three",
+            _direct,
+            hold_above=3,
         ),
     )
 }

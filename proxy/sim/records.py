@@ -43,6 +43,9 @@ class RequestRecord:
     finished_at: float | None = None
     tokens: int = 0
     gaps: array[float] = field(default_factory=lambda: array("d"))
+    refusals: int = 0
+    retries: int = 0
+    """How often its client came back after a refusal."""
     error: str | None = None
     """What went wrong, in a few words that repeat ("http 503"); ``None`` while running and on success."""
 
@@ -62,6 +65,11 @@ class RequestRecord:
     @property
     def ttft_seconds(self) -> float | None:
         return None if self.first_token_at is None else self.first_token_at - self.request.at_seconds
+
+    @property
+    def retries_let_in(self) -> int:
+        """How many of its retries were not refused."""
+        return self.retries - max(0, self.refusals - 1)
 
     @property
     def attained(self) -> bool:
@@ -98,6 +106,9 @@ def summarise(records: Sequence[RequestRecord]) -> dict[str, Any]:
     return {
         "requests": len(records),
         "completed": len(done),
+        "refusals": sum(r.refusals for r in records),
+        "retries": sum(r.retries for r in records),
+        "retries_let_in": sum(r.retries_let_in for r in records),
         "errors": _count(r.error for r in records if r.error),
         "offered_per_s": (len(records) - 1) / arrival_span if arrival_span else None,
         "completed_per_s": len(done) / span if span > 0 else None,

@@ -7,12 +7,12 @@ takes the very same decisions.
 
 from __future__ import annotations
 
-import heapq
+from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from hashlib import sha256
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from proxy.core.actions import Action, Dispatch, Reject, Slice
 from proxy.core.admission import admits
@@ -23,6 +23,7 @@ from proxy.core.request import Request
 from proxy.core.scheduler import Scheduler
 from proxy.core.selfreport import EngineReport
 from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
+from proxy.sim.fleet import Clock, Prompt, TimedEngine, direct, microseconds
 from proxy.sim.records import RequestRecord
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ class SimulationConfig:
     """One-way delay between an engine and whoever talks to it: the proxy, or the clients where there is none."""
     seed: int = 0
     """Of the engines' jitter, if they have any."""
+    hold_above: int | None = None
+    """Where no scheduler decides: hold requests, first come first served, while every engine queues more than this."""
+    retries: int = 0
+    """How often a client that is refused comes back, each time when the refusal told it to."""
     report_seconds: float = 2.0
     """How often the proxy asks the engines for their own figures."""
 
@@ -68,10 +73,6 @@ class SimulationResult:
     """For each prompt, the time from its receipt by an engine to the start of the first step that worked on it."""
 
 
-def microseconds(seconds: float) -> int:
-    return round(seconds * 1e6)
-
-
 def limits_of(config: EngineConfig) -> EngineLimits:
     """The limits that a proxy would be configured with for such an engine."""
     return EngineLimits(
@@ -89,105 +90,6 @@ def report_of(engine: SimulatedEngine) -> EngineReport:
     return EngineReport(engine.running, engine.waiting, usage, engine.preemptions)
 
 
-class _Clock:
-    """Virtual time and what is still to happen in it; equal times happen in the order of their scheduling."""
-
-    def __init__(self) -> None:
-        self.now_us = 0
-        self._events: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._number = 0
-
-    @property
-    def now(self) -> float:
-        return self.now_us / 1e6
-
-    def at(self, when_us: int, call: Callable[..., None], *args: Any) -> None:
-        self._number += 1
-        heapq.heappush(self._events, (when_us, self._number, call, args))
-
-    def run(self) -> None:
-        events = self._events
-        while events:
-            self.now_us, _, call, args = heapq.heappop(events)
-            call(*args)
-
-
-class _Prompt(NamedTuple):
-    """What an engine is sent."""
-
-    sequence_id: str
-    prompt_tokens: int
-    output_tokens: int
-    content: str | None
-    tbt_seconds: float | None = None
-    common: int = 0
-
-
-"""The arguments of ``SimulatedEngine.add``."""
-
-
-class _Engine:
-    """A simulated engine on the virtual clock."""
-
-    def __init__(
-        self,
-        clock: _Clock,
-        config: SimulationConfig,
-        deliver: Callable[[list[Produced]], None],
-        refuse: Callable[[str], None],
-        on_decode_step: Callable[[], None],
-        *,
-        number: int = 0,
-        on_step_end: Callable[[], None] | None = None,
-    ) -> None:
-        self.model = SimulatedEngine(config.engine, f"{config.seed}:{number}")
-        self.queue_seconds: list[float] = []
-        self.busy_seconds = 0.0
-        self._clock = clock
-        self.network_us = microseconds(config.network_seconds)
-        self._deliver = deliver
-        self._refuse = refuse
-        self._on_decode_step = on_decode_step
-        self._on_step_end = on_step_end
-        self._busy = False
-        self._received_us: dict[str, int] = {}  # of prompts that no step has worked on yet
-
-    def send(self, prompt: _Prompt) -> None:
-        self._clock.at(self._clock.now_us + self.network_us, self._receive, prompt)
-
-    def _receive(self, prompt: _Prompt) -> None:
-        request_id = prompt.sequence_id
-        try:
-            self.model.add(*prompt[:4], tbt_seconds=prompt.tbt_seconds, common=prompt.common)
-        except ValueError:  # longer than the KV cache, as vLLM's 400
-            self._clock.at(self._clock.now_us + self.network_us, self._refuse, request_id)
-            return
-        self._received_us[request_id] = self._clock.now_us
-        if not self._busy:
-            self._step()
-
-    def _step(self) -> None:
-        seconds = self.model.start_step()
-        self._busy = seconds is not None
-        if seconds is None:
-            return
-        self.busy_seconds += seconds
-        self._clock.at(self._clock.now_us + microseconds(seconds), self._end_step)
-        for request_id in self.model.step_admitted:
-            if (received_us := self._received_us.pop(request_id, None)) is not None:  # not admitted a second time
-                self.queue_seconds.append((self._clock.now_us - received_us) / 1e6)
-        if not self.model.step_load.prefill_tokens:
-            self._on_decode_step()
-
-    def _end_step(self) -> None:
-        if self._on_step_end is not None:
-            self._on_step_end()
-        produced = self.model.finish_step()
-        if produced:
-            self._clock.at(self._clock.now_us + self.network_us, self._deliver, produced)
-        self._step()
-
-
 class _Run:
     """One simulation; with a scheduler the requests go through it, without one straight to the engines in turn."""
 
@@ -199,16 +101,16 @@ class _Run:
         on_action: Callable[[Action, float], None] | None,
         on_step_end: OnStepEnd | None = None,
     ) -> None:
-        self.clock = _Clock()
+        self.clock = Clock()
         self.records = {str(r.index): RequestRecord(r) for r in workload}
         self.engines = {
-            f"engine-{i}": _Engine(
+            f"engine-{i}": TimedEngine(
                 self.clock,
-                config,
+                SimulatedEngine(config.engine, f"{config.seed}:{i}"),
+                config.network_seconds,
                 self._deliver,
                 self._refuse,
-                partial(self._note_decode_step, i),
-                number=i,
+                on_step=partial(self._note_step, i),
                 on_step_end=None if on_step_end is None else partial(self._note_step_end, i, on_step_end),
             )
             for i in range(config.engines)
@@ -217,6 +119,9 @@ class _Run:
         self._unfinished = len(workload)
         self._scheduler = scheduler
         self._on_action = on_action
+        self._retries = config.retries
+        self._hold_above = config.hold_above if scheduler is None else None
+        self._held: deque[ScheduledRequest] = deque()
         self._deadline_us: int | None = None
         self._slices: dict[str, Slice] = {}
         self._waiting: dict[str, RequestRecord] = {}  # in the proxy, in order of arrival
@@ -241,21 +146,23 @@ class _Run:
     def _arrive(self, request: ScheduledRequest) -> None:
         request_id = str(request.index)
         self.records[request_id].sent_at = self.clock.now
-        if self._scheduler is None:
-            turn = list(self.engines.values())[request.index % len(self.engines)]
-            turn.send(
-                _Prompt(
-                    request_id,
-                    request.prompt_tokens,
-                    request.output_tokens,
-                    request.prefix or None,
-                    request.request_class.tbt_seconds,
-                    request.prefix_tokens,
-                )
-            )
+        if self._hold_above is not None:
+            self._held.append(request)
+            self._let_go()
+        elif self._scheduler is None:
+            list(self.engines.values())[request.index % len(self.engines)].send(direct(request))
         else:
             self._waiting[request_id] = self.records[request_id]
             self._feed(Arrived(as_core_request(request)))
+
+    def _let_go(self) -> None:
+        """Send held requests on; see ``SimulationConfig.hold_above``."""
+        while self._held:
+            engine = min(self.engines.values(), key=lambda e: e.queued)
+            if engine.queued > (self._hold_above or 0):
+                return
+            request = self._held.popleft()
+            engine.send(direct(request))
 
     def _deliver(self, produced: list[Produced]) -> None:
         now, records = self.clock.now, self.records
@@ -283,9 +190,12 @@ class _Run:
         if self._scheduler is not None:
             self._feed(Ended(sequence_id))
 
-    def _note_decode_step(self, engine: int) -> None:
-        """Judge a step without prompt tokens that this engine has just begun; see ``starved_steps``."""
-        if self._scheduler is None or not self._waiting:
+    def _note_step(self, engine: int) -> None:
+        """An engine has begun a step: let more go to it, or judge the step; see ``starved_steps``."""
+        if self._scheduler is None:
+            self._let_go()
+            return
+        if self.engines[f"engine-{engine}"].model.step_load.prefill_tokens or not self._waiting:
             return
         without_backlog_rule = replace(self._scheduler.config.gate, backlog_factor=inf)
         belief, now = self._scheduler.engines[engine], self.clock.now
@@ -319,16 +229,23 @@ class _Run:
                     request = self.records[request_id].request
                     content = request.prefix or request_id
                     sizes = request.prompt_tokens, request.output_tokens
-                    self.engines[engine_id].send(_Prompt(request_id, *sizes, content, common=request.prefix_tokens))
+                    self.engines[engine_id].send(Prompt(request_id, *sizes, content, common=request.prefix_tokens))
                 case Slice(request_id, engine_id, tokens, _, _):
                     self._slices[action.slice_id] = action
-                    self.engines[engine_id].send(_Prompt(action.slice_id, tokens, 1, request_id))
-                case Reject(request_id, reason, _):
+                    self.engines[engine_id].send(Prompt(action.slice_id, tokens, 1, request_id))
+                case Reject(request_id, reason, retry_after_seconds):
                     del self._waiting[request_id]
-                    record = self.records[request_id]
-                    record.error, record.finished_at = str(reason), self.clock.now
-                    self._unfinished -= 1
+                    self._turn_away(self.records[request_id], reason, retry_after_seconds)
         self._arm()
+
+    def _turn_away(self, record: RequestRecord, reason: str, retry_after_seconds: float | None) -> None:
+        record.refusals += 1
+        if retry_after_seconds is None or record.retries == self._retries:
+            record.error, record.finished_at = str(reason), self.clock.now
+            self._unfinished -= 1
+            return
+        record.retries += 1
+        self.clock.at(self.clock.now_us + microseconds(retry_after_seconds), self._arrive, record.request)
 
     def _arm(self) -> None:
         assert self._scheduler is not None
@@ -358,6 +275,7 @@ def as_core_request(request: ScheduledRequest) -> Request:
         sliceable=not request.prefix,  # the simulated cache knows one content of a prompt: its own or its prefix
         blocks=blocks_of(request),
         tenant=request.tenant,
+        fingerprint=request.index.to_bytes(8),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf, isfinite
 from statistics import median
@@ -19,7 +19,7 @@ from proxy.core.recording import RecordedScheduler
 from proxy.sim.policies import PolicyOptions, find_policy
 from proxy.sim.records import quantiles, summarise
 from proxy.sim.simulator import SimulationConfig, simulate
-from proxy.sim.workload import PAPER_CLASSES, ClassShare, ScheduledRequest, Trace, draw_workload
+from proxy.sim.workload import PAPER_CLASSES, ClassShare, ScheduledRequest, Surge, Trace, draw_workload
 from proxy.wire.decisions import Head, line_of
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Study:
     seeds: tuple[int, ...]
     requests: int
     classes: tuple[ClassShare, ...] = PAPER_CLASSES
+    surge: Surge | None = None
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
     options: PolicyOptions = field(default_factory=PolicyOptions)
     tenants: Mapping[str, float] | None = None
@@ -71,6 +72,7 @@ class Study:
                     requests=self.requests,
                     seed=seed,
                     classes=self.classes,
+                    surge=self.surge,
                     tenants=self.tenants,
                 )
                 for policy in self.policies:
@@ -98,6 +100,7 @@ def perform(task: RunTask) -> RunFigures:
     policy = find_policy(task.policy)
     simulation = policy.simulation(task.simulation, task.seed)
     scheduler = policy.scheduler(task.options)
+    workload = [_with_limit(r) for r in task.workload] if policy.limits_ttft else task.workload
     decisions = hashlib.sha256()
 
     def log(action: Action, now: float) -> None:
@@ -109,7 +112,7 @@ def perform(task: RunTask) -> RunFigures:
             file = stack.enter_context(task.decision_log.open("wb"))
             file.write(Head(scheduler, "simulation").line())
             make_scheduler = partial(RecordedScheduler, record=lambda record: file.write(line_of(record)))
-        result = simulate(task.workload, simulation, scheduler, log, make_scheduler=make_scheduler)
+        result = simulate(workload, simulation, scheduler, log, make_scheduler=make_scheduler)
     return {
         "policy": task.policy,
         "rate": task.rate,
@@ -122,6 +125,11 @@ def perform(task: RunTask) -> RunFigures:
         "engine_queue_s": quantiles(result.engine_queue_seconds, 50, 95),
         "decisions_sha256": None if scheduler is None else decisions.hexdigest(),
     }
+
+
+def _with_limit(request: ScheduledRequest) -> ScheduledRequest:
+    kind = request.request_class
+    return replace(request, request_class=replace(kind, ttft_limit_seconds=kind.ttft_seconds))
 
 
 def summarise_study(study: Study, runs: Sequence[RunFigures]) -> dict[str, dict[str, dict[str, Any]]]:

@@ -15,6 +15,7 @@ import json
 import random
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -90,6 +91,32 @@ class ClassShare:
     share: float
 
 
+@dataclass(frozen=True, slots=True)
+class Surge:
+    """A time at the start of a workload in which ``factor`` times as many requests come as after it."""
+
+    factor: float
+    seconds: float
+
+    def compress(self, at_seconds: float) -> float:
+        """Return the time at which there have come as many requests as there would have by ``at_seconds`` without."""
+        in_surge = at_seconds / self.factor
+        return in_surge if in_surge <= self.seconds else at_seconds - (self.factor - 1) * self.seconds
+
+
+def parse_surge(text: str) -> Surge:
+    """Read ``FACTOR:SECONDS``, e.g. ``2.5:60``.
+
+    Raises:
+        ValueError: the text has another form, or a number is not positive.
+    """
+    factor, _, seconds = text.partition(":")
+    with suppress(ValueError):
+        if 0 < float(factor) < inf and 0 < float(seconds) < inf:
+            return Surge(float(factor), float(seconds))
+    raise ValueError(f"a surge is FACTOR:SECONDS, both positive, not {text!r}")
+
+
 PAPER_CLASSES = (ClassShare(STRICT, 0.05), ClassShare(RELAXED, 0.95))
 
 
@@ -120,8 +147,11 @@ def draw_workload(
     seed: int,
     classes: Sequence[ClassShare] = PAPER_CLASSES,
     tenants: Mapping[str, float] | None = None,
+    surge: Surge | None = None,
 ) -> list[ScheduledRequest]:
     """Draw ``requests`` Poisson arrivals at ``rate`` per second with lengths and classes from ``trace``.
+
+    With a ``surge`` the first of them come at a multiple of that rate.
 
     Inter-arrival times are drawn at unit rate and divided by ``rate``, so that one seed at two rates gives
     the same requests in the same order, only closer together. Lengths are a shuffle of the trace, repeated
@@ -145,7 +175,9 @@ def draw_workload(
     whole = sum(parts.values())
     streams = [_draw_tenant(trace, rate * part / whole, seed, classes, name) for name, part in parts.items()]
     merged = heapq.merge(*streams, key=lambda r: r.at_seconds)
-    return [replace(request, index=index) for index, request in enumerate(itertools.islice(merged, requests))]
+    drawn = enumerate(itertools.islice(merged, requests))
+    at = surge.compress if surge else float
+    return [replace(request, index=index, at_seconds=at(request.at_seconds)) for index, request in drawn]
 
 
 def _draw_tenant(

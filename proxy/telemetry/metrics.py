@@ -194,6 +194,11 @@ class Metrics:
 
         gauge("slai.queue.requests", "Requests that wait", lambda: scheduler.waiting)
         gauge("slai.queue.tokens", "Prompt tokens that wait", lambda: scheduler.waiting_tokens)
+        gauge(
+            "slai.queue.outflow.rate",
+            "Tokens released per second while some wait",
+            lambda: scheduler.outflow_tokens_per_second,
+        )
         gauge("slai.queue.size", "Bodies of waiting requests", lambda: scheduler.waiting_bytes, "By")
         engine_gauge("slai.engine.up", "1 if the engine gets requests", lambda e: e.up)
         engine_gauge("slai.engine.requests", "Requests dispatched and not over", lambda e: e.outstanding)

@@ -3,7 +3,14 @@
 The shape is OpenAI's, so that client libraries raise their own exceptions. 429 says that the client should
 slow down, 503 that there is nothing here to serve it with. Those libraries retry 408, 409, 429 and 5xx two
 times on their own; ``x-should-retry`` overrules that where a retry would repeat work that an engine may
-have done, or cannot help.
+have done, or cannot help. Beside it stand
+
+``Retry-After``, ``retry-after-ms``
+    when to come back, in seconds and more exactly;
+``x-slai-reason``
+    the reason, one word of this table;
+``x-slai-estimated-wait-ms``
+    when the first token would have come, had the request been let in. Only where that can be told.
 """
 
 from __future__ import annotations
@@ -53,6 +60,8 @@ class ErrorAnswer:
     retry_after_seconds: float | None = None
     should_retry: bool | None = None
     """``None`` leaves it to the client library's own rule for the status."""
+    reason: str | None = None
+    estimated_wait_seconds: float | None = None
 
     def body(self) -> bytes:
         """Return the error as JSON, in ASCII and on one line."""
@@ -68,6 +77,10 @@ class ErrorAnswer:
             headers["retry-after-ms"] = str(max(0, ceil(wait * 1000)))
         if self.should_retry is not None:
             headers["x-should-retry"] = "true" if self.should_retry else "false"
+        if self.reason is not None:
+            headers["x-slai-reason"] = self.reason
+        if self.estimated_wait_seconds is not None and isfinite(self.estimated_wait_seconds):
+            headers["x-slai-estimated-wait-ms"] = str(max(0, ceil(self.estimated_wait_seconds * 1000)))
         return headers
 
     def sse_frame(self) -> bytes:
@@ -77,10 +90,15 @@ class ErrorAnswer:
 
 Reason = RejectReason | UpstreamFailure | LocalFailure
 
-ANSWERS: Mapping[Reason, ErrorAnswer] = MappingProxyType(
+_TABLE: Mapping[Reason, ErrorAnswer] = MappingProxyType(
     {
         RejectReason.QUEUE_FULL: ErrorAnswer(
-            429, "rate_limit_error", "slow_down", "the queue is full; slow down", retry_after_seconds=1
+            429,
+            "rate_limit_error",
+            "slow_down",
+            "the queue is full; slow down",
+            retry_after_seconds=1,
+            should_retry=True,
         ),
         RejectReason.QUEUE_TIMEOUT: ErrorAnswer(
             429,
@@ -88,6 +106,25 @@ ANSWERS: Mapping[Reason, ErrorAnswer] = MappingProxyType(
             "slow_down",
             "the request waited in the queue for as long as it may; slow down",
             retry_after_seconds=1,
+            should_retry=True,
+        ),
+        # Ours, not the client's: it asked for no more than others do.
+        RejectReason.TOO_LATE: ErrorAnswer(
+            503,
+            "service_unavailable_error",
+            "server_is_overloaded",
+            "the first token would come later than the request's limit allows; the server is overloaded",
+            retry_after_seconds=1,
+            should_retry=True,
+        ),
+        # Who does not want to wait here does not want to wait in a client library either.
+        RejectReason.NO_QUEUE: ErrorAnswer(
+            429,
+            "rate_limit_error",
+            "slow_down",
+            "the request would have to wait, and x-slai-no-queue forbids it",
+            retry_after_seconds=1,
+            should_retry=False,
         ),
         RejectReason.NO_ENGINE: ErrorAnswer(
             503,
@@ -150,16 +187,28 @@ ANSWERS: Mapping[Reason, ErrorAnswer] = MappingProxyType(
         ),
     }
 )
+
+ANSWERS: Mapping[Reason, ErrorAnswer] = MappingProxyType({r: replace(a, reason=str(r)) for r, a in _TABLE.items()})
 """The answer to each reason. Waits are what a client should wait where nobody knows better."""
 
 
-def answer(reason: Reason, *, message: str | None = None, retry_after_seconds: float | None = None) -> ErrorAnswer:
-    """Return the answer to ``reason``, with a message or a wait that the caller knows better than the table."""
+def answer(
+    reason: Reason,
+    *,
+    message: str | None = None,
+    retry_after_seconds: float | None = None,
+    estimated_wait_seconds: float | None = None,
+) -> ErrorAnswer:
+    """Return the answer to ``reason``, with a message or waits that the caller knows better than the table."""
     found = ANSWERS[reason]
-    if message is None and retry_after_seconds is None:
+    if message is None and retry_after_seconds is None and estimated_wait_seconds is None:
         return found
-    wait = found.retry_after_seconds if retry_after_seconds is None else retry_after_seconds
-    return replace(found, message=message or found.message, retry_after_seconds=wait)
+    return replace(
+        found,
+        message=message or found.message,
+        retry_after_seconds=found.retry_after_seconds if retry_after_seconds is None else retry_after_seconds,
+        estimated_wait_seconds=estimated_wait_seconds,
+    )
 
 
 def bad_request(error: BadRequest) -> ErrorAnswer:

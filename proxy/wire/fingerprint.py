@@ -1,4 +1,4 @@
-"""A prompt's beginnings as hashes, by which engines that have seen them are found again.
+"""A prompt's beginnings as hashes, by which engines that have seen them are found again; a whole request as another.
 
 Taken of the bytes as they came: a client that sends a conversation's next turn, or the same instructions before another
 question, spells the common part alike. Equal prompts spelt differently are not recognised, which costs a hit and
@@ -9,7 +9,7 @@ with them what others have sent.
 
 from __future__ import annotations
 
-from hashlib import sha256
+from hashlib import blake2b, sha256
 
 import msgspec
 
@@ -20,6 +20,8 @@ _FIRST_BLOCK_BYTES = 512
 _GROWTH = 32
 """Each block is at least one such part of all text before it, which is how exactly the common part is known."""
 _MAX_BYTES = 1 << 20
+
+_END_BYTES = 1 << 16
 
 _ABSENT = msgspec.Raw()
 
@@ -78,3 +80,20 @@ class Fingerprinter:
             ends.append(int(tokens_per_byte * (ahead + end)))
             start = end
         return PromptBlocks(tuple(hashes), tuple(ends))
+
+    def whole(self, path: str, credentials: bytes, body: bytes) -> bytes:
+        """Return what a request has in common with its own retry, and with no other client's.
+
+        Of a very long body the ends and the length must do: the loop has others to serve.
+        """
+        digest = blake2b(key=self._key[:64], digest_size=16)
+        for part in (
+            path.encode("utf-8", "surrogateescape"),
+            credentials,
+            b"%d" % len(body),
+            body[:_END_BYTES],
+            body[-_END_BYTES:],
+        ):
+            digest.update(b"%d:" % len(part))
+            digest.update(part)
+        return digest.digest()

@@ -5,12 +5,17 @@
 ``x-slo-ttft-ms``, ``x-slo-tbt-ms``
     this request's own deadlines. ``x-slo-tpot-ms``, which other tools send, means the TBT deadline too;
     where both are given, ``x-slo-tbt-ms`` holds.
+``x-slo-ttft-limit-ms``
+    the time after which the first token would be of no more use: a request that cannot have it by then is refused.
+``x-slai-no-queue``
+    ``1``: refuse the request rather than let it wait.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from proxy.wire.openai import BadRequest
@@ -95,16 +100,45 @@ def request_class(
             raise BadRequest(f"x-slo-class: there is no class {name[:100]!r}; known: {known}", param="x-slo-class")
         found = classes[name]
     ttft = _deadline_seconds(headers, "x-slo-ttft-ms")
+    limit = _deadline_seconds(headers, "x-slo-ttft-limit-ms")
     tbt, tpot = _deadline_seconds(headers, "x-slo-tbt-ms"), _deadline_seconds(headers, "x-slo-tpot-ms")
     if tbt is None:
         tbt = tpot
-    if ttft is None and tbt is None:
+    if ttft is None and tbt is None and limit is None:
         return found
     return replace(
         found,
         ttft_seconds=found.ttft_seconds if ttft is None else ttft,
         tbt_seconds=found.tbt_seconds if tbt is None else tbt,
+        ttft_limit_seconds=found.ttft_limit_seconds if limit is None else limit,
     )
+
+
+def may_wait(headers: MultiMapping[str]) -> bool:
+    """Return whether the client lets its request be queued.
+
+    Raises:
+        BadRequest: ``x-slai-no-queue`` is neither 0 nor 1.
+    """
+    value = headers.get("x-slai-no-queue", "0")
+    if value not in ("0", "1"):
+        raise BadRequest("x-slai-no-queue must be 0 or 1", param="x-slai-no-queue")
+    return value == "0"
+
+
+def retry_after_seconds(headers: MultiMapping[str]) -> float | None:
+    """Return how long an engine asks to be left alone; ``None`` if it does not, or not in a number.
+
+    ``retry-after-ms`` is more exact than ``Retry-After``, and wins.
+    """
+    for name, unit in (("retry-after-ms", 1e-3), ("Retry-After", 1.0)):
+        try:
+            seconds = float(headers.get(name, "")) * unit
+        except ValueError:
+            continue
+        if 0 <= seconds < inf:
+            return seconds
+    return None
 
 
 def _deadline_seconds(headers: MultiMapping[str], name: str) -> float | None:

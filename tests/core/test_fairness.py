@@ -218,3 +218,20 @@ def test_a_bill_of_a_flow_that_was_forgotten_is_paid_by_nobody() -> None:
     bill.settle(10)
     shares.enter(A)
     assert shares.first() == A
+
+
+def test_the_share_of_a_flow_is_that_of_its_class_and_in_it_that_of_its_tenant() -> None:
+    shares = FairShares({"b": 3.0})
+    assert shares.share_of(A) == 1.0
+    shares.enter(A)
+    assert shares.share_of(A) == 1.0
+    assert shares.share_of(B) == pytest.approx(0.75), "beside a"
+    shares.enter(B)
+    assert shares.share_of(A) == pytest.approx(0.25)
+    heavy = Flow(4.0, "a")
+    assert shares.share_of(heavy) == pytest.approx(0.8)
+    shares.enter(heavy)
+    assert shares.share_of(B) == pytest.approx(0.2 * 0.75)
+    for flow in (A, B, heavy):
+        shares.leave(flow)
+    assert shares.share_of(C) == 1.0

@@ -429,17 +429,20 @@ def test_a_request_that_was_not_started_comes_back_even_to_a_full_queue() -> Non
     assert play.tick(at=1.0) == ["dispatch a e0"]
 
 
-def test_the_retry_hint_is_the_time_in_which_the_queue_is_prefilled() -> None:
+def test_the_retry_hint_is_at_least_the_time_in_which_the_queue_is_prefilled() -> None:
     play = one_slot(max_queue_requests=1)
     play.arrive("long", 100_000)
     play.arrive("more", 1)
     engine = play.engine()
-    assert retry_after(play) == [pytest.approx(100_000 / engine.prefill_budget * engine.step_seconds)]
+    seconds = 100_000 / engine.prefill_budget * engine.step_seconds
+    (hint,) = retry_after(play)
+    assert hint is not None
+    assert seconds <= hint <= 2 * seconds, "at least that, and spread"
 
 
 @quick
 @given(st.integers(0, 10**10), st.integers(1, 10**5), st.booleans())
-def test_the_retry_hint_of_a_full_queue_lies_between_a_second_and_a_minute(
+def test_the_retry_hint_of_a_full_queue_lies_between_a_second_and_two_minutes(
     waiting: int, budget: int, timeout: bool
 ) -> None:
     play = one_slot(max_queue_requests=1, token_budget=budget)
@@ -450,7 +453,7 @@ def test_the_retry_hint_of_a_full_queue_lies_between_a_second_and_a_minute(
         play.arrive("b")
     (hint,) = retry_after(play)
     assert hint is not None
-    assert 1 <= hint <= 60
+    assert 1 <= hint <= 120
 
 
 # -- endings --

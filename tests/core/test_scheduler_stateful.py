@@ -1,6 +1,6 @@
 """The scheduler under any sequence of events at any times: what must hold after each of them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from builders import make_blocks, make_limits, make_request
@@ -43,6 +43,7 @@ configs = st.builds(
     max_wait_seconds=st.sampled_from([0.5, 60.0]),
     queue_timeout_seconds=st.sampled_from([1.0, 300.0]),
     max_queue_requests=st.sampled_from([0, 3, 1000, 1000]),
+    max_queue_tokens=st.sampled_from([None, None, 1000]),
     max_queue_bytes=st.sampled_from([100, 1 << 20, 1 << 20]),
     no_engine_retry_seconds=st.just(5.0),
 )
@@ -56,12 +57,14 @@ limits = st.builds(
 CLASSES = (RELAXED, RELAXED, RequestClass("soon", ttft_seconds=0.5), RequestClass("heavy", weight=4.0))
 intervals = st.one_of(st.integers(0, 100_000), st.integers(0, 10_000_000)).map(lambda us: us / 1e6)
 picks = st.integers(0, 1 << 16)
-Newcomer = tuple[int, int, int, float | None]
+Newcomer = tuple[int, int, int, float | None, float | None, bool]
 newcomers = st.tuples(
     st.sampled_from([0, 1, 30, 100, 500, 600, 3000, 50_000]),  # prompt tokens
     st.sampled_from([0, 10, 60, 200]),  # bytes
     picks,  # for the model
     st.sampled_from([None, None, 0.0, 0.2, 2.0]),  # seconds of upload
+    st.sampled_from([None, None, 0.3, 5.0]),  # limit of the TTFT
+    st.sampled_from([True, True, True, False]),  # whether it may wait
 )
 reports = st.none() | st.builds(
     EngineReport,
@@ -154,18 +157,21 @@ class AnyEvents(RuleBasedStateMachine):
 
     @rule(burst=bursts)
     def arrive(self, burst: list[Newcomer]) -> None:
-        for prompt, size, pick, upload in burst:
+        for prompt, size, pick, upload, limit, may_wait in burst:
             number = len(self.shell.live) + len(self.shell.over)
             model = self.models[pick % len(self.models)]
             # Long ones begin alike, which is nothing to engines that cache no prefixes.
             blocks = make_blocks(("aab", "abb")[pick % 2] * min(50, prompt // 300))
-            kind, tenant = CLASSES[pick // 5 % len(CLASSES)], ("", "", "a", "b")[pick // 17 % 4]
+            kind = replace(CLASSES[pick // 5 % len(CLASSES)], ttft_limit_seconds=limit)
+            tenant = ("", "", "a", "b")[pick // 17 % 4]
             request = make_request(
                 f"r{number}",
                 prompt,
                 model=model,
                 size_bytes=size,
                 request_class=kind,
+                may_wait=may_wait,
+                fingerprint=b"%d" % (pick % 50),
                 blocks=blocks,
                 tenant=tenant,
             )
@@ -213,8 +219,8 @@ class AnyEvents(RuleBasedStateMachine):
         self.end_request(self.pick_live(pick).request.id, tokens)
 
     @precondition(lambda self: any(live.engine and not live.tokens for live in self.shell.live.values()))
-    @rule(pick=picks, back_off=st.sampled_from([0.0, 0.001, 0.3, 5.0]))
-    def not_started(self, pick: int, back_off: float) -> None:
+    @rule(pick=picks, back_off=st.sampled_from([None, 0.0, 0.001, 0.3, 5.0]))
+    def not_started(self, pick: int, back_off: float | None) -> None:
         released = [live for live in self.shell.live.values() if live.engine and not live.tokens]
         live = released[pick % len(released)]
         live.engine = None
@@ -323,10 +329,11 @@ class AnyEvents(RuleBasedStateMachine):
             alike = [w.came_at for w in waiting if flow_of(w.request) == flow_of(released.request)]
             assert released.came_at <= min(alike, default=self.now)
 
-    @staticmethod
-    def is_plain(live: Live) -> bool:
-        """Whether its place is that of its arrival: a deadline may move it."""
-        return live.request.request_class.ttft_seconds is None
+    def is_plain(self, live: Live) -> bool:
+        """Whether its place is that of its arrival: a deadline may move it, or that it was refused before."""
+        entry = self.scheduler._ledger.entries.get(live.request.id)
+        came_back = entry is not None and entry.waiting.request.waited_before_seconds > 0
+        return live.request.request_class.ttft_seconds is None and not came_back
 
     def check_counts(self) -> None:
         live = self.shell.live.values()
@@ -343,6 +350,8 @@ class AnyEvents(RuleBasedStateMachine):
             assert not self.shell.draining
             assert self.scheduler.waiting <= self.scheduler.config.max_queue_requests
             assert self.scheduler.waiting_bytes <= self.scheduler.config.max_queue_bytes
+            most_tokens = self.scheduler.config.max_queue_tokens
+            assert most_tokens is None or self.scheduler.waiting_tokens <= most_tokens
 
     def check_gate(self, engine_id: str, released_last: Request) -> None:
         """Check the engine's limits after a release to it, however much they shrank before."""
@@ -367,10 +376,23 @@ class AnyEvents(RuleBasedStateMachine):
         match reason:
             case RejectReason.QUEUE_FULL:
                 assert isinstance(cause, Arrived)
-                assert cause.request is live.request
-                if len(self.models) == 1:
-                    open_engines = [e for e in self.scheduler.engines if is_open(e, self.now)]
-                    assert self.scheduler.waiting or all(e.outstanding for e in open_engines)
+                newcomer = cause.request
+                if newcomer is live.request:
+                    self.check_could_not_start()
+                else:
+                    assert live.request.tenant != newcomer.tenant, "only others make room"
+                    assert newcomer.id in self.scheduler._ledger.entries, "nobody makes room for nobody"
+            case RejectReason.NO_QUEUE:
+                assert isinstance(cause, Arrived | NotStarted)
+                assert not live.request.may_wait
+                self.check_could_not_start()
+            case RejectReason.TOO_LATE:
+                limit = live.request.request_class.ttft_limit_seconds
+                if isinstance(cause, Arrived) and cause.request is live.request:
+                    self.check_could_not_start()  # it would have been late
+                else:
+                    assert limit is not None
+                    assert self.now - live.came_at >= limit - 1e-6
             case RejectReason.QUEUE_TIMEOUT:
                 assert cause is None
                 assert self.now - live.came_at >= config.queue_timeout_seconds - 1e-6
@@ -383,11 +405,22 @@ class AnyEvents(RuleBasedStateMachine):
                 assert self.shell.draining
             case _:
                 raise AssertionError(reason)
-        if reason in (RejectReason.QUEUE_FULL, RejectReason.QUEUE_TIMEOUT):
+        if reason in (
+            RejectReason.QUEUE_FULL,
+            RejectReason.QUEUE_TIMEOUT,
+            RejectReason.TOO_LATE,
+            RejectReason.NO_QUEUE,
+        ):
             assert retry_after is not None
-            assert 1 <= retry_after <= 60
+            assert 1 <= retry_after <= 120
         else:
             assert retry_after == (None if reason is RejectReason.UNKNOWN_MODEL else config.no_engine_retry_seconds)
+
+    def check_could_not_start(self) -> None:
+        """Check that a request which was refused had to wait: others do, or no engine stands idle."""
+        if len(self.models) == 1:
+            open_engines = [e for e in self.scheduler.engines if is_open(e, self.now)]
+            assert self.scheduler.waiting or all(e.outstanding for e in open_engines)
 
 
 class SeveralModels(AnyEvents):

@@ -19,7 +19,8 @@ from proxy.core.actions import Action, Dispatch
 from proxy.core.config import SchedulerConfig
 from proxy.core.ordering import first_come_first_served
 from proxy.sim.engine import EngineConfig
-from proxy.sim.simulator import SimulationConfig, SimulationResult, _Engine, simulate
+from proxy.sim.fleet import TimedEngine
+from proxy.sim.simulator import SimulationConfig, SimulationResult, simulate
 from proxy.sim.workload import ScheduledRequest, draw_workload, sharegpt_like
 
 TRACE = sharegpt_like()
@@ -72,9 +73,9 @@ def observe(
     """Simulate at ``load`` times the capacity and watch; the tests share runs."""
     steps: list[Step] = []
     dispatched_at: dict[str, float] = {}
-    step = _Engine._step
+    step = TimedEngine._step
 
-    def watched_step(engine: _Engine) -> None:
+    def watched_step(engine: TimedEngine) -> None:
         step(engine)
         model, now = engine.model, engine._clock.now
         if model._batch is None:
@@ -89,7 +90,7 @@ def observe(
             dispatched_at[action.request_id] = now
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_Engine, "_step", watched_step)
+        patch.setattr(TimedEngine, "_step", watched_step)
         result = simulate(requests(load * CAPACITY[config], seed, count), config, rules, note)
     check_records(result.records)
     assert all(record.completed for record in result.records)

@@ -1,14 +1,16 @@
 """One tenant sends ten times what another does, and far more than the engine can do."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from proxy.core.config import SchedulerConfig
+from proxy.core.request import RequestClass
 from proxy.core.tiles import TileConfig
 from proxy.sim.engine import EngineConfig
 from proxy.sim.simulator import SimulationConfig, simulate
-from proxy.sim.workload import draw_workload, sharegpt_like
+from proxy.sim.workload import ClassShare, draw_workload, sharegpt_like
 
 
 def worst_ttft_of_the_calm(rate: float, requests: int, tiles: TileConfig | None, *, told_apart: bool) -> float:
@@ -27,3 +29,20 @@ def test_a_tenant_within_its_share_hardly_waits_behind_a_flood(tiles: TileConfig
     """What is overdue of the flood does not go before others' new requests."""
     assert worst_ttft_of_the_calm(5.5, 400, tiles, told_apart=False) > 30
     assert worst_ttft_of_the_calm(5.5, 400, tiles, told_apart=True) < 6
+
+
+def test_the_flood_is_refused_and_not_the_calm() -> None:
+    users = RequestClass("users", ttft_seconds=5.0, ttft_limit_seconds=5.0)
+    drawn = draw_workload(
+        sharegpt_like(2000),
+        rate=5.5,
+        requests=400,
+        seed=1,
+        classes=[ClassShare(users, 1.0)],
+        tenants={"calm": 1.0, "flood": 10.0},
+    )
+    for config in (SchedulerConfig(), SchedulerConfig(max_queue_requests=10)):
+        result = simulate(drawn, SimulationConfig(), config)
+        refused = Counter(r.request.tenant for r in result.records if r.error)
+        assert refused["flood"] > 100
+        assert refused["calm"] == 0

@@ -23,6 +23,8 @@ def test_defaults_are_the_papers_set_up(parse: Parse) -> None:
         "policy": ["fcfs", "gate"],
         "rate": [1.7],
         "requests": 2000,
+        "retries": 0,
+        "surge": None,
         "seeds": [1, 2, 3],
         "trace": "sharegpt-like",
         "classes": None,

@@ -183,6 +183,17 @@ def test_a_run_of_next_to_nothing_has_a_summary_that_is_valid_json(records: list
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
 
 
+@pytest.mark.parametrize(
+    ("refusals", "retries", "let_in"), [(0, 0, 0), (1, 0, 0), (1, 1, 1), (2, 1, 0), (2, 2, 1), (3, 2, 0)]
+)
+def test_retries_that_were_let_in(refusals: int, retries: int, let_in: int) -> None:
+    record = make_record(1.0)
+    record.refusals, record.retries = refusals, retries
+    assert record.retries_let_in == let_in
+    found = summarise([record])
+    assert (found["refusals"], found["retries"], found["retries_let_in"]) == (refusals, retries, let_in)
+
+
 def test_ttft_is_told_by_tenant_where_there_are_any() -> None:
     calm, flood = make_record(1.0), make_record(5.0, index=1)
     calm.request, flood.request = replace(calm.request, tenant="calm"), replace(flood.request, tenant="flood")

@@ -20,10 +20,11 @@ from proxy.core.request import RELAXED, STRICT
 from proxy.core.scheduler import Scheduler
 from proxy.core.tiles import TileConfig
 from proxy.sim.engine import EngineConfig, SimulatedEngine
+from proxy.sim.fleet import TimedEngine
 from proxy.sim.profiles import PROFILES, Jitter, Profile
 from proxy.sim.records import RequestRecord, summarise
 from proxy.sim.schedulers import EngineSchedulerName
-from proxy.sim.simulator import SimulationConfig, SimulationResult, _Engine, as_core_request, limits_of, simulate
+from proxy.sim.simulator import SimulationConfig, SimulationResult, as_core_request, limits_of, simulate
 from proxy.sim.workload import ScheduledRequest, draw_workload, sharegpt_like
 
 TRACE = sharegpt_like(2000)
@@ -396,7 +397,7 @@ def test_a_single_request_is_served_with_tiles_as_without_a_proxy() -> None:
         assert times(direct) == times(tiled)
 
 
-class Timed(_Engine):
+class Timed(TimedEngine):
     """A simulated engine that notes each step with a stream: how long it took and the tightest deadline in it."""
 
     deadlines: ClassVar[dict[str, float | None]]
@@ -411,7 +412,7 @@ class Timed(_Engine):
 
 
 def test_tiles_keep_the_strictest_deadline_where_the_engine_alone_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.sim.simulator._Engine", Timed)
+    monkeypatch.setattr("proxy.sim.simulator.TimedEngine", Timed)
     requests = workload(rate=1.5, requests=600)
     Timed.deadlines = {str(r.index): r.request_class.tbt_seconds for r in requests}
     late: list[float] = []

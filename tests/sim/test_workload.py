@@ -15,11 +15,13 @@ from proxy.sim.workload import (
     ClassShare,
     Lengths,
     ScheduledRequest,
+    Surge,
     Trace,
     TraceError,
     draw_workload,
     load_trace,
     parse_class,
+    parse_surge,
     parse_tenants,
     sharegpt_like,
 )
@@ -341,6 +343,44 @@ def test_a_negative_share_is_refused_even_if_all_add_up() -> None:
 def test_an_empty_trace_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         draw(trace=Trace("none", (), 0))
+
+
+# -- surges --
+
+
+def test_a_surge_brings_the_same_requests_closer_together_and_only_while_it_lasts() -> None:
+    calm = draw(rate=2.0, requests=400)
+    surge = draw_workload(SMALL, rate=2.0, requests=400, seed=1, surge=Surge(2.5, 20.0))
+    assert [(r.prompt_tokens, r.output_tokens) for r in surge] == [(r.prompt_tokens, r.output_tokens) for r in calm]
+    within = [(a.at_seconds, b.at_seconds) for a, b in zip(calm, surge, strict=True) if b.at_seconds <= 20.0]
+    after = [(a.at_seconds, b.at_seconds) for a, b in zip(calm, surge, strict=True) if b.at_seconds > 20.0]
+    assert all(b == pytest.approx(a / 2.5) for a, b in within)
+    assert all(a - b == pytest.approx(30.0) for a, b in after)
+    assert 70 < len(within) < 130, "five requests per second for 20 s"
+
+
+@given(st.floats(0.01, 100), st.floats(0.1, 1000), st.lists(st.floats(0, 10_000), min_size=2))
+def test_a_surge_keeps_the_order(factor: float, seconds: float, times: list[float]) -> None:
+    moved = [Surge(factor, seconds).compress(t) for t in sorted(times)]
+    assert all(a <= b + 1e-9 * max(1.0, b) for a, b in pairwise(moved))
+
+
+def test_a_surge_is_of_all_tenants() -> None:
+    tenants = {"a": 1.0, "b": 3.0}
+    calm = draw_workload(SMALL, rate=2.0, requests=400, seed=1, tenants=tenants)
+    surge = draw_workload(SMALL, rate=2.0, requests=400, seed=1, tenants=tenants, surge=Surge(2.5, 20.0))
+    assert [(r.tenant, r.content_seed) for r in surge] == [(r.tenant, r.content_seed) for r in calm]
+    assert [r.at_seconds for r in surge] == [Surge(2.5, 20.0).compress(r.at_seconds) for r in calm]
+
+
+def test_a_surge_as_text() -> None:
+    assert parse_surge("2.5:60") == Surge(2.5, 60.0)
+
+
+@pytest.mark.parametrize("text", ["", "2", "2:", ":60", "0:60", "2:-1", "2:inf", "nan:60", "2:60:1", "a:b"])
+def test_a_surge_in_another_form_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="FACTOR:SECONDS"):
+        parse_surge(text)
 
 
 # -- tenants --

@@ -29,6 +29,8 @@ def make_request(
     request_class: RequestClass = RELAXED,
     sliceable: bool = False,
     size_bytes: int = 0,
+    fingerprint: bytes | None = None,
+    may_wait: bool = True,
     blocks: PromptBlocks = NO_BLOCKS,
     tenant: str = "",
 ) -> Request:
@@ -40,6 +42,8 @@ def make_request(
         request_class,
         sliceable,
         size_bytes,
+        fingerprint=fingerprint,
+        may_wait=may_wait,
         blocks=blocks,
         tenant=tenant,
     )

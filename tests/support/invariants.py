@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable
 
+import pytest
+
 from proxy.core.engine import EngineBelief
 from proxy.core.lane import Band
+from proxy.core.overload import MAX_SENT_AWAY, has_limit
 from proxy.core.prefix import PrefixIndex
 from proxy.core.queue import WaitingQueue, flow_of
 from proxy.core.scheduler import Scheduler
@@ -42,6 +45,32 @@ def check_accounts(scheduler: Scheduler) -> None:
         for w in queue:
             serving = frozenset(e.id for e in scheduler.engines if e.serves(w.request.model))
             assert scheduler._ledger.backlog.servers_of(w) == servers == serving, "a queue is of those who serve it"
+
+    overload = scheduler._ledger.overload
+    for servers, outflow in overload._outflows.items():
+        here = scheduler._ledger.backlog._queues.get(servers, ())
+        assert outflow.tokens == sum(max(1, w.request.prompt_tokens) for w in here), (
+            "an outflow has the work of its queue"
+        )
+        assert len(outflow) == len(here)
+        assert outflow._flows.keys() == {flow_of(w.request) for w in here}
+        for flow, line in outflow._flows.items():
+            tokens = [max(1, w.request.prompt_tokens) for w in here if flow_of(w.request) == flow]
+            assert (line.work.tokens, len(line.work)) == (sum(tokens), len(tokens))
+    assert set(scheduler._ledger.backlog._queues) <= set(overload._outflows)
+    holdings = overload._holdings._held
+    assert holdings.keys() == {w.request.tenant for w in queued}
+    for tenant, holding in holdings.items():
+        own = [w.request for w in queued if w.request.tenant == tenant]
+        assert [w.request.tenant for w in holding.newest_last] == [tenant] * len(own)
+        assert (holding.requests, holding.size_bytes, holding.tokens) == (
+            len(own),
+            sum(r.size_bytes for r in own),
+            sum(r.prompt_tokens for r in own),
+        )
+    assert sorted(w.number for w in overload._due) == sorted(w.number for w in queued if has_limit(w.request))
+    assert all(w.request.may_wait for w in queued), "who may not wait does not"
+    assert len(overload._sent_away) <= MAX_SENT_AWAY
 
     engaged = {i: e for i, e in scheduler._ledger.entries.items() if e.engine is not None}
     sliced = {i: e for i, e in engaged.items() if e.sliced}
@@ -83,6 +112,7 @@ def check_lanes(queue: WaitingQueue) -> None:
             assert (timed.waiting in lane._hopeless) == (timed.band is Band.HOPELESS)
             assert (timed.waiting in lane._urgent) == (timed.band is Band.URGENT)
         assert set(lane._checks) <= set(lane._timed.values())
+    assert sum(queue._shares.share_of(flow) for flow in queue._lanes) == pytest.approx(1.0), "they share all there is"
     weights = {flow.class_weight for flow in queue._lanes}
     assert {c.key for c in queue._shares._classes._waiting} == weights
     for weight, level in queue._shares._tenants.items():

@@ -29,8 +29,10 @@ def test_every_reason_has_an_answer_and_no_two_reasons_share_a_name() -> None:
 
 TABLE: dict[Reason, tuple[int, str, str | None, bool, bool | None]] = {
     # status, type, code, whether there is a Retry-After, x-should-retry
-    RejectReason.QUEUE_FULL: (429, "rate_limit_error", "slow_down", True, None),
-    RejectReason.QUEUE_TIMEOUT: (429, "rate_limit_error", "slow_down", True, None),
+    RejectReason.QUEUE_FULL: (429, "rate_limit_error", "slow_down", True, True),
+    RejectReason.QUEUE_TIMEOUT: (429, "rate_limit_error", "slow_down", True, True),
+    RejectReason.TOO_LATE: (503, "service_unavailable_error", "server_is_overloaded", True, True),
+    RejectReason.NO_QUEUE: (429, "rate_limit_error", "slow_down", True, False),
     RejectReason.NO_ENGINE: (503, "service_unavailable_error", "no_engines", True, True),
     RejectReason.DRAINING: (503, "service_unavailable_error", "server_is_overloaded", True, True),
     RejectReason.UNKNOWN_MODEL: (404, "invalid_request_error", "model_not_found", False, None),
@@ -85,7 +87,21 @@ def test_waits_are_whole_and_rounded_up(wait: float, seconds: str, milliseconds:
 
 @pytest.mark.parametrize("wait", [float("inf"), float("nan")])
 def test_a_wait_that_is_no_time_is_left_out(wait: float) -> None:
-    assert set(answer(RejectReason.QUEUE_FULL, retry_after_seconds=wait).headers()) == {"Content-Type"}
+    found = answer(RejectReason.QUEUE_FULL, retry_after_seconds=wait, estimated_wait_seconds=wait).headers()
+    assert set(found) == {"Content-Type", "x-should-retry", "x-slai-reason"}
+
+
+@pytest.mark.parametrize("reason", EVERY_REASON)
+def test_the_reason_is_told_in_a_header_too(reason: Reason) -> None:
+    assert answer(reason).headers()["x-slai-reason"] == str(reason)
+    assert answer(reason, message="other").headers()["x-slai-reason"] == str(reason)
+    assert "x-slai-estimated-wait-ms" not in answer(reason, retry_after_seconds=1.0).headers()
+
+
+def test_the_estimated_wait_is_told_where_it_is_known() -> None:
+    found = answer(RejectReason.TOO_LATE, retry_after_seconds=30.0, estimated_wait_seconds=12.3456)
+    assert found.headers()["x-slai-estimated-wait-ms"] == "12346"
+    assert found.headers()["Retry-After"] == "30"
 
 
 @pytest.mark.parametrize(("should_retry", "value"), [(True, "true"), (False, "false"), (None, None)])

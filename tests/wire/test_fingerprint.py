@@ -144,3 +144,17 @@ def test_any_bytes_are_taken(data: bytes, chat: bool) -> None:
     for body in (data, b'{"prompt": "' + data + b'", "messages": [' + data + b"]}"):
         blocks = FINGERPRINTER.blocks(body, 10, chat=chat)
         assert len(blocks.hashes) == len(blocks.ends)
+
+
+def test_a_whole_request_is_like_its_own_retry_and_like_no_other() -> None:
+    path, key, body = "/v1/completions", b"Bearer k", b"{}" * 100_000
+    found = FINGERPRINTER.whole(path, key, body)
+    assert found == FINGERPRINTER.whole(path, key, bytes(body))
+    others = [
+        (path + "x", key, body),
+        (path, b"Bearer l", body),
+        (path, key, body[:-1]),
+        (path, key + body[:1], body[1:]),
+    ]
+    assert found not in [FINGERPRINTER.whole(*other) for other in others]
+    assert found != Fingerprinter(b"o" * 16).whole(path, key, body), "nobody can make it who does not know the secret"

@@ -4,7 +4,14 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from proxy.core.request import RELAXED, STRICT, RequestClass
-from proxy.wire.headers import forward_request_headers, forward_response_headers, request_class, request_id
+from proxy.wire.headers import (
+    forward_request_headers,
+    forward_response_headers,
+    may_wait,
+    request_class,
+    request_id,
+    retry_after_seconds,
+)
 from proxy.wire.openai import BadRequest
 
 CLASSES = {"strict": STRICT, "relaxed": RELAXED}
@@ -156,3 +163,40 @@ def test_a_deadline_that_is_no_positive_time_is_refused(name: str, value: str) -
     with pytest.raises(BadRequest, match=name) as caught:
         request_class(headers((name, value)), CLASSES, RELAXED)
     assert caught.value.param == name
+
+
+def test_a_limit_on_ttft_is_the_requests_own() -> None:
+    found = request_class(headers(("x-slo-ttft-limit-ms", "1500")), CLASSES, RELAXED)
+    assert found == RequestClass("relaxed", tbt_seconds=0.5, ttft_limit_seconds=1.5)
+    with pytest.raises(BadRequest, match="x-slo-ttft-limit-ms"):
+        request_class(headers(("x-slo-ttft-limit-ms", "-1")), CLASSES, RELAXED)
+
+
+def test_a_client_can_forbid_us_to_queue_its_request() -> None:
+    assert may_wait(headers())
+    assert may_wait(headers(("x-slai-no-queue", "0")))
+    assert not may_wait(headers(("X-SLAI-No-Queue", "1")))
+
+
+@pytest.mark.parametrize("value", ["", "yes", "2", "1 1", "\u0661"])
+def test_it_does_so_in_one_way_only(value: str) -> None:
+    with pytest.raises(BadRequest, match="x-slai-no-queue"):
+        may_wait(headers(("x-slai-no-queue", value)))
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ((), None),
+        ((("Retry-After", "3"),), 3.0),
+        ((("Retry-After", "0.5"),), 0.5),
+        ((("retry-after-ms", "250"), ("Retry-After", "1")), 0.25),
+        ((("retry-after-ms", "soon"), ("Retry-After", "1")), 1.0),
+        ((("Retry-After", "Wed, 21 Oct 2026 07:28:00 GMT"),), None),
+        ((("Retry-After", "-1"),), None),
+        ((("Retry-After", "inf"),), None),
+        ((("Retry-After", "nan"),), None),
+    ],
+)
+def test_what_an_engine_asks_for(given: tuple[tuple[str, str], ...], seconds: float | None) -> None:
+    assert retry_after_seconds(headers(*given)) == seconds
