@@ -52,11 +52,12 @@ class Forecast(NamedTuple):
 
         ``steps_ahead``: how many steps before it begins a step is composed; ``error_seconds``: of the ends of steps.
         """
-        first = steps_ahead + (soonest >= self.began_at)
-        last = steps_ahead + (latest >= self.began_at)
-        for end in self.ends_at[: HORIZON - 2 - steps_ahead]:
-            first += end + error_seconds < soonest
-            last += end - error_seconds < latest
+        first = last = steps_ahead  # for what was there before the step under way began, which is certain
+        ends_at = self.ends_at[: HORIZON - 2 - steps_ahead]
+        if soonest >= self.began_at:
+            first += 1 + sum(end + error_seconds < soonest for end in ends_at)
+        if latest >= self.began_at:
+            last += 1 + sum(end - error_seconds < latest for end in ends_at)
         return range(first, last + 1)
 
 
