@@ -63,6 +63,8 @@ class Ledger:
         """Requests half-way: some of their slices were sent, the rest waits."""
         self.slices = 0
         """All slices ever sent."""
+        self.harmful_releases = 0
+        """Prompts released although they were to overrun a TBT deadline: no engine could have spared it."""
         self.modes = modes
         """Which engines are full, in throughput mode."""
         self.prefixes = Prefixes()

@@ -9,7 +9,7 @@ from proxy.core.tbt import harm_seconds
 from proxy.core.tiles import next_piece
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from proxy.core.admission import GateConfig
     from proxy.core.engine import EngineBelief
@@ -34,13 +34,13 @@ def soonest(
     more than that. It is not waited for while another is open: nothing waits for an engine that could begin it.
     ``reserved`` engines are kept for somebody else.
     """
-    tokens = request.prompt_tokens
     serving = [e for e in engines if e.id not in reserved and e.serves(request.model)]
+    uncached = {e.id: request.prompt_tokens - prefixes.cached_tokens(request, e) for e in serving}
     best = min(
-        (e for e in serving if admits(e, tokens, gate, now)),
+        (e for e in serving if admits(e, request.prompt_tokens, gate, now)),
         key=lambda e: (
-            harm_seconds(e, tokens - prefixes.cached_tokens(request, e), now) if gate.keep_tbt else 0.0,
-            e.estimated_wait_seconds(tokens - prefixes.cached_tokens(request, e)),
+            harm_seconds(e, uncached[e.id], now) if gate.keep_tbt else 0.0,
+            e.estimated_wait_seconds(uncached[e.id]),
             e.outstanding,
             e.number,
         ),
@@ -48,15 +48,22 @@ def soonest(
     )
     if best is None or not gate.keep_tbt or not best.outstanding:
         return best
-    return best if may_harm(best, serving, tokens, now - arrived_at, now) else None
+    return best if may_harm(best, serving, uncached, now - arrived_at, now) else None
 
 
 def may_harm(
-    engine: EngineBelief, others: Iterable[EngineBelief], tokens: int, waited_seconds: float, now: float
+    engine: EngineBelief,
+    others: Iterable[EngineBelief],
+    prompt_tokens: Mapping[str, int],
+    waited_seconds: float,
+    now: float,
 ) -> bool:
-    """Whether what the prompt does to the streams of ``engine`` cannot be helped by waiting."""
-    harm = harm_seconds(engine, tokens, now)
-    alone = min(harm_seconds(e, tokens, now, alone=True) for e in others if e.up)
+    """Whether what the prompt does to the streams of ``engine`` cannot be helped by waiting.
+
+    ``prompt_tokens``: what there is of it to work on, by engine.
+    """
+    harm = harm_seconds(engine, prompt_tokens[engine.id], now)
+    alone = min(harm_seconds(e, prompt_tokens[e.id], now, alone=True) for e in others if e.up)
     # Waiting helps where a later step or another engine does better; at most for as long as the harm itself lasts.
     return harm <= alone or waited_seconds >= harm
 

@@ -131,10 +131,12 @@ class Reasons:
         return [f"throughput mode: {engine.outstanding} requests, it has room again below {limit}"]
 
     def _harm(self, waiting: Waiting, engine: EngineBelief, others: list[EngineBelief]) -> list[str]:
-        tokens, waited = waiting.request.prompt_tokens, self._now - waiting.arrived_at
-        if not self._config.gate.keep_tbt or may_harm(engine, others, tokens, waited, self._now):
+        request, waited = waiting.request, self._now - waiting.arrived_at
+        prefixes = self._ledger.prefixes
+        uncached = {e.id: request.prompt_tokens - prefixes.cached_tokens(request, e) for e in (engine, *others)}
+        if not self._config.gate.keep_tbt or may_harm(engine, others, uncached, waited, self._now):
             return []
-        harm = harm_seconds(engine, tokens, self._now)
+        harm = harm_seconds(engine, uncached[engine.id], self._now)
         why = (
             f"TBT: it would overrun the deadlines in flight by {harm:.3f} s in all, in a later step by less: "
             f"that it waits for, {harm - waited:.3f} s more at most"

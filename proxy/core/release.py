@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from proxy.core.actions import Dispatch
 from proxy.core.lane import urgency
 from proxy.core.placement import soonest
+from proxy.core.tbt import harm_seconds
 
 if TYPE_CHECKING:
     from proxy.core.config import SchedulerConfig
@@ -40,6 +41,9 @@ def next_whole(ledger: Ledger, config: SchedulerConfig, now: float) -> Dispatch 
             reserved=reserved | ledger.kept_from(waiting.request, servers, config.gate),
         )
         if engine is not None:
+            cached = ledger.prefixes.cached_tokens(waiting.request, engine)
+            if config.gate.keep_tbt and harm_seconds(engine, waiting.request.prompt_tokens - cached, now):
+                ledger.harmful_releases += 1
             ledger.dispatch(waiting, engine, now)
             return Dispatch(waiting.request.id, engine.id)
         if now - waiting.arrived_at >= config.max_wait_seconds:

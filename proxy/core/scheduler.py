@@ -96,6 +96,11 @@ class Scheduler:
         return self._ledger.overload.tokens_per_second
 
     @property
+    def harmful_releases(self) -> int:
+        """Prompts released although they were to overrun a TBT deadline; counted where the rules spare those."""
+        return self._ledger.harmful_releases
+
+    @property
     def prefixes(self) -> Prefixes:
         """What is believed of the engines' prefix caches. To look at."""
         return self._ledger.prefixes

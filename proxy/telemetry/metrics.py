@@ -199,6 +199,11 @@ class Metrics:
             "Tokens released per second while some wait",
             lambda: scheduler.outflow_tokens_per_second,
         )
+        meter.create_observable_counter(
+            "slai.release.harmful",
+            [lambda _: [Observation(scheduler.harmful_releases)]],
+            description="Prompts released although they were to overrun a TBT deadline (policy slai)",
+        )
         gauge("slai.queue.size", "Bodies of waiting requests", lambda: scheduler.waiting_bytes, "By")
         engine_gauge("slai.engine.up", "1 if the engine gets requests", lambda e: e.up)
         engine_gauge("slai.engine.requests", "Requests dispatched and not over", lambda e: e.outstanding)

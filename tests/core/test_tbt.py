@@ -97,7 +97,13 @@ def test_without_the_rule_it_would_not_wait() -> None:
 
 def test_a_prompt_that_no_step_of_the_engine_can_hold_in_time_does_not_wait_for_one() -> None:
     play = stage("e0")
-    assert play.arrive("long", 3000, at=0.051) == ["dispatch long e0"]
+    assert play.arrive("short", 100, at=0.051) == ["dispatch short e0"]
+    assert play.scheduler.harmful_releases == 0
+    play.tokens("s", at=0.07)
+    play.tokens("s", at=0.1)
+    play.tokens("short", at=0.1)
+    assert play.arrive("long", 3000, at=0.101) == ["dispatch long e0"]
+    assert play.scheduler.harmful_releases == 1, "it is counted"
 
 
 def test_it_goes_to_an_engine_whose_streams_have_the_time() -> None:
