@@ -31,7 +31,7 @@ from pydantic_settings import (
 
 from proxy.core.admission import GateConfig
 from proxy.core.config import SchedulerConfig
-from proxy.core.engine import CacheConfig, EngineLimits
+from proxy.core.limits import CacheConfig, EngineLimits
 from proxy.core.policies import PolicyName, configure
 from proxy.core.rad import tile_advice
 from proxy.core.request import RequestClass

@@ -9,7 +9,7 @@ import pytest
 from multidict import CIMultiDict
 
 from proxy.config import ClassSettings, ConfigError, Settings, advice, load_settings
-from proxy.core.engine import CacheConfig, EngineLimits
+from proxy.core.limits import CacheConfig, EngineLimits
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
 from proxy.core.policies import PolicyName
 from proxy.core.request import RequestClass

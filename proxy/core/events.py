@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from proxy.core.actions import Slice
-    from proxy.core.engine import EngineLimits
+    from proxy.core.limits import EngineLimits
     from proxy.core.request import Request
     from proxy.core.selfreport import EngineReport
     from proxy.core.stepmodel import StepModelSnapshot

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from proxy.core.backoff import BackOff
 from proxy.core.config import SchedulerConfig
-from proxy.core.engine import EngineBelief, EngineLimits
+from proxy.core.engine import EngineBelief
 from proxy.core.entrance import make_room, why_refuse
 from proxy.core.events import (
     Arrived,
@@ -31,6 +31,7 @@ from proxy.core.events import (
 )
 from proxy.core.lane import Waiting
 from proxy.core.ledger import Entry, Ledger
+from proxy.core.limits import EngineLimits
 from proxy.core.overload import Overload
 from proxy.core.placement import least_busy
 from proxy.core.rad import ModeSwitch

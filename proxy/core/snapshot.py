@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from proxy.core.config import SchedulerConfig
-    from proxy.core.engine import EngineBelief, EngineLimits
+    from proxy.core.engine import EngineBelief
     from proxy.core.fairness import FlowAccount
     from proxy.core.growth import OutputLengths
     from proxy.core.ledger import Entry, Ledger
+    from proxy.core.limits import EngineLimits
     from proxy.core.prefix import PrefixIndex
     from proxy.core.queue import WaitingQueue
     from proxy.core.scheduler import Scheduler

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from proxy.core.engine import CacheConfig, EngineLimits
 from proxy.core.events import DrainStarted
+from proxy.core.limits import CacheConfig, EngineLimits
 from proxy.core.promptsize import PromptSizes
 from proxy.core.recording import RecordedScheduler
 from proxy.core.request import RejectReason

@@ -21,7 +21,7 @@ from proxy.sim.simulator import limits_of
 
 if TYPE_CHECKING:
     from proxy.config import Settings
-    from proxy.core.engine import EngineLimits
+    from proxy.core.limits import EngineLimits
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from proxy.core.actions import Action, Dispatch, Reject, Slice
 from proxy.core.admission import admits
-from proxy.core.engine import EngineLimits
 from proxy.core.events import Arrived, Ended, EngineReported, EngineUp, Event, SliceEnded
+from proxy.core.limits import EngineLimits
 from proxy.core.prefix import NO_BLOCKS, PromptBlocks
 from proxy.core.request import Request
 from proxy.core.scheduler import Scheduler

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from math import isfinite
 
-from proxy.core.engine import CacheConfig
+from proxy.core.limits import CacheConfig
 from proxy.core.selfreport import EngineReport
 
 _CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from proxy.core.engine import EngineBelief, EngineLimits
+    from proxy.core.engine import EngineBelief
+    from proxy.core.limits import EngineLimits
 
 _log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from proxy.core.engine import CacheConfig, EngineLimits
 from proxy.core.events import EngineDown, EngineReported, EngineUp
+from proxy.core.limits import CacheConfig, EngineLimits
 from proxy.upstream.figures import read_cache_config, read_report
 from proxy.upstream.knowledge import Knowledge, fingerprint
 

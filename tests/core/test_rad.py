@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from proxy.core.actions import Action, Dispatch
 from proxy.core.config import SchedulerConfig
-from proxy.core.engine import EngineBelief, EngineLimits
+from proxy.core.engine import EngineBelief
 from proxy.core.events import Arrived, Ended, EngineUp, TokensProduced
+from proxy.core.limits import EngineLimits
 from proxy.core.policies import PolicyName, configure
 from proxy.core.rad import ModeSwitch, RadConfig, most_sequences, sequences_for, tile_advice
 from proxy.core.request import Request

@@ -12,7 +12,6 @@ from invariants import check_after_tick, check_scheduler, is_open
 from proxy.core.actions import Action, Dispatch, Reject
 from proxy.core.admission import GateConfig
 from proxy.core.config import SchedulerConfig
-from proxy.core.engine import EngineLimits
 from proxy.core.events import (
     Arrived,
     DrainStarted,
@@ -24,6 +23,7 @@ from proxy.core.events import (
     NotStarted,
     TokensProduced,
 )
+from proxy.core.limits import EngineLimits
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
 from proxy.core.queue import flow_of
 from proxy.core.rad import RadConfig

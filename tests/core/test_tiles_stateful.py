@@ -14,7 +14,7 @@ from invariants import check_after_tick, check_scheduler, is_open
 from proxy.core.actions import Action, Dispatch, Reject, Slice
 from proxy.core.admission import GateConfig
 from proxy.core.config import SchedulerConfig
-from proxy.core.engine import EngineBelief, EngineLimits
+from proxy.core.engine import EngineBelief
 from proxy.core.events import (
     Arrived,
     DrainStarted,
@@ -28,6 +28,7 @@ from proxy.core.events import (
     Tokenized,
     TokensProduced,
 )
+from proxy.core.limits import EngineLimits
 from proxy.core.request import RELAXED, STRICT, RejectReason, Request, RequestClass
 from proxy.core.scheduler import Scheduler
 from proxy.core.selfreport import EngineReport

@@ -11,7 +11,7 @@ from live_proxy import exchange, live_proxy, raw_post, until
 from scripted_engine import Call, scripted_engine, token
 
 from proxy.config import Settings
-from proxy.core.engine import EngineLimits
+from proxy.core.limits import EngineLimits
 from proxy.core.stepmodel import StepLoad
 from proxy.server.app import PROXY, create_app
 from proxy.server.generate import Generator

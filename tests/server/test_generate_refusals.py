@@ -9,7 +9,7 @@ import pytest
 from live_proxy import CHAT, COMPLETIONS, LiveProxy, exchange, live_proxy, raw_post, until
 from scripted_engine import Call, ScriptedEngine, chunk, scripted_engine, token
 
-from proxy.core.engine import EngineLimits
+from proxy.core.limits import EngineLimits
 from proxy.telemetry.logs import is_our_fault
 
 STREAMED = b'{"model": "m", "prompt": "hello", "stream": true}'

@@ -13,8 +13,9 @@ from invariants import check_after_tick, check_records, check_scheduler
 
 from proxy.core.actions import Action, Dispatch, Slice, describe
 from proxy.core.config import SchedulerConfig
-from proxy.core.engine import EngineBelief, EngineLimits
+from proxy.core.engine import EngineBelief
 from proxy.core.events import Event
+from proxy.core.limits import EngineLimits
 from proxy.core.ordering import first_come_first_served
 from proxy.core.request import RELAXED, STRICT
 from proxy.core.scheduler import Scheduler

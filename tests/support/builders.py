@@ -6,8 +6,9 @@ from zlib import crc32
 
 from proxy.core.admission import GateConfig
 from proxy.core.config import SchedulerConfig
-from proxy.core.engine import EngineBelief, EngineLimits
+from proxy.core.engine import EngineBelief
 from proxy.core.events import EngineUp
+from proxy.core.limits import EngineLimits
 from proxy.core.prefix import NO_BLOCKS, PromptBlocks
 from proxy.core.request import RELAXED, Request, RequestClass
 from proxy.core.scheduler import Scheduler

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.core.engine import CacheConfig
+from proxy.core.limits import CacheConfig
 from proxy.core.selfreport import EngineReport
 from proxy.sim.engine import SimulatedEngine
 from proxy.sim.http.metrics import EngineMetrics

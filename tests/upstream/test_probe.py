@@ -12,8 +12,8 @@ from builders import make_engine
 from live_proxy import until
 from scripted_engine import Call, ScriptedEngine, head, scripted_engine
 
-from proxy.core.engine import CacheConfig, EngineLimits
 from proxy.core.events import EngineDown, EngineReported, EngineUp
+from proxy.core.limits import CacheConfig, EngineLimits
 from proxy.core.selfreport import EngineReport
 from proxy.core.stepmodel import StepLoad
 from proxy.upstream.knowledge import Knowledge
