@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from proxy.core.feedback import FeedbackDelay
 from proxy.core.forecast import Forecast, foresee, spread
 from proxy.core.growth import KvOutlook, OutputLengths
+from proxy.core.hitrate import HitRate
 from proxy.core.selfreport import EngineReport, SelfReports
 from proxy.core.steplog import Prefill, StepLog
 from proxy.core.stepmodel import OnlineStepModel, StepLoad
@@ -73,6 +74,8 @@ class EngineBelief:
         self.outputs = OutputLengths() if outputs is None else outputs
         """Lengths of outputs of any kind."""
         self.reports = SelfReports()
+        self.hit_rate = HitRate()
+        """Whether slices that it was sent are still cached when the next one comes."""
         self.kv_tokens = 0
         """Context of all streams and prompts of all prefills: what the engine needs once it has begun them all."""
         self.backlog = 0

@@ -70,6 +70,8 @@ class SliceEnded:
 
     piece: Slice
     cached: bool = True
+    found_tokens: int | None = None
+    """Of its ``held_tokens``, how many the engine says that it found cached."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from proxy.core.events import (
     Tokenized,
     TokensProduced,
 )
+from proxy.core.hitrate import HitRate
 from proxy.core.lane import Waiting
 from proxy.core.ledger import Entry, Ledger
 from proxy.core.limits import EngineLimits
@@ -96,6 +97,11 @@ class Scheduler:
         """Prompt tokens released per second while somebody waited."""
         return self._ledger.overload.tokens_per_second
 
+    def slices_pay(self, engine_id: str, now: float) -> bool:
+        """Whether an engine keeps what slices bring in its cache, as far as it has told."""
+        engine = self._ledger.engines.get(engine_id)
+        return engine is None or engine.hit_rate.pays(now)
+
     @property
     def harmful_releases(self) -> int:
         """Prompts released although they were to overrun a TBT deadline; counted where the rules spare those."""
@@ -125,7 +131,9 @@ class Scheduler:
                 refused = self._take_back(request_id, asked_seconds, now)
             case Tokenized(request_id, prompt_tokens):
                 self._on_tokenized(request_id, prompt_tokens, now)
-            case SliceEnded(piece, cached):
+            case SliceEnded(piece, cached, found_tokens):
+                if found_tokens is not None and (engine := self._ledger.engines.get(piece.engine_id)) is not None:
+                    engine.hit_rate.note(piece.held_tokens, found_tokens, now)
                 entry = on_slice_end(self._ledger, piece, cached=cached, now=now)
                 refused = self._refuse_if_draining(entry, now) if entry is not None else []
             case EngineUp():
@@ -246,6 +254,7 @@ class Scheduler:
         if not engine.up:
             engine.closed_until = None  # whatever it turned away, that was before
             self._ledger.prefixes.clear(event.engine_id)
+            engine.hit_rate = HitRate()
         engine.limits, engine.models, engine.up = event.limits, event.models, True
         if event.learnt is not None:
             engine.model.restore(event.learnt)

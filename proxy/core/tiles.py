@@ -91,7 +91,7 @@ def next_piece(
         return 0
     if remaining <= space or engine.strictest_tbt_seconds is None:
         return prompt_tokens
-    if not sliceable or not engine.limits.caches_prefixes:
+    if not sliceable or not engine.limits.caches_prefixes or not engine.hit_rate.pays(now):
         return prompt_tokens if not engine.untaken() else 0  # it breaks a deadline, now or later
     block = engine.limits.block_tokens
     upto = (held_tokens + space) // block * block

@@ -66,7 +66,7 @@ class Slicer:
             self.driver.feed(Tokenized(self.request_id, len(ids)))
 
     async def _send(self, piece: Slice) -> None:
-        cached = False
+        cached, found = False, None
         try:
             async with self.client.send(
                 piece.engine_id, "POST", "/v1/completions", self.headers, self.plan.body(piece.tokens)
@@ -80,11 +80,19 @@ class Slicer:
         except EngineError as error:
             _log.info("slice %s failed: %s", piece.slice_id, error.failure)
         finally:
-            self._end(piece, cached=cached)
+            self._end(piece, cached=cached, found_tokens=found)
 
-    def _end(self, piece: Slice, *, cached: bool) -> None:
-        if self._pending.pop(piece.slice_id, None) is not None:
-            self.driver.feed(SliceEnded(piece, cached))
+    def _end(self, piece: Slice, *, cached: bool, found_tokens: int | None = None) -> None:
+        if self._pending.pop(piece.slice_id, None) is None:
+            return
+        scheduler = self.driver.scheduler
+        paid = scheduler.slices_pay(piece.engine_id, self.driver.now())
+        self.driver.feed(SliceEnded(piece, cached, found_tokens))
+        if paid and not scheduler.slices_pay(piece.engine_id, self.driver.now()):
+            _log.warning(
+                "engine %s does not keep in its cache what slices bring: prompts go to it whole for a while",
+                piece.engine_id,
+            )
 
 
 def slice_headers(forwarded: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -222,6 +222,7 @@ class Metrics:
             "slai.engine.kv.error.tokens", "KV cache in use beyond our count, by its own", lambda e: e.reports.kv_error
         )
         engine_gauge("slai.engine.kv.caution", "Share kept free after preemptions", lambda e: e.reports.caution)
+        engine_gauge("slai.engine.slice.hit_rate", "Share of earlier slices found cached", lambda e: e.hit_rate.rate)
         engine_gauge("slai.engine.foreign.requests", "Sequences that others run on it", lambda e: e.reports.foreign)
         engine_gauge("slai.engine.step.duration", "Usual engine step, as we see it", lambda e: e.step_seconds, "s")
         engine_gauge("slai.engine.feedback.duration", "From release to a step", attrgetter("delay.seconds"), "s")

@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
+from builders import make_limits
 from live_proxy import COMPLETIONS, LiveProxy, live_proxy, until
 from scripted_engine import DONE, Call, Script, ScriptedEngine, head, last, scripted_engine, token, usage
 
 from proxy.core.actions import Slice
-from proxy.core.events import Event, SliceEnded, Tokenized
+from proxy.core.events import EngineUp, Event, SliceEnded, Tokenized
 from proxy.core.request import RELAXED
 from proxy.core.scheduler import Scheduler
 from proxy.server.driver import Driver
@@ -74,8 +75,8 @@ class Stage:
     def piece(self, tokens: int, held: int = 0) -> Slice:
         return Slice("r", self.engine.url, tokens, held, number=tokens)
 
-    def ended(self, tokens: int, held: int = 0, *, cached: bool) -> SliceEnded:
-        return SliceEnded(self.piece(tokens, held), cached)
+    def ended(self, tokens: int, held: int = 0, *, cached: bool, found: int | None = None) -> SliceEnded:
+        return SliceEnded(self.piece(tokens, held), cached, found)
 
     def counted(self, name: str) -> float:
         lines = self.metrics.exposition().decode().splitlines()
@@ -131,20 +132,37 @@ async def test_half_of_what_was_sent_before_must_have_been_found(cached: int | N
         slicer = on.slicer()
         await on.send(slicer, 256)
         on.engine.script = answering(cached)
-        assert await on.send(slicer, 512, 256) == on.ended(512, 256, cached=True)
+        assert await on.send(slicer, 512, 256) == on.ended(512, 256, cached=True, found=cached)
 
 
 @pytest.mark.parametrize("cached", [0, 16, 127])
 async def test_an_engine_that_finds_less_does_not_cache_slices(cached: int) -> None:
     async with stage(answering(0)) as on:
         slicer = on.slicer()
-        assert await on.send(slicer, 256) == on.ended(256, cached=True), "nothing was there to be found"
+        assert await on.send(slicer, 256) == on.ended(256, cached=True, found=0), "nothing was there to be found"
         on.engine.script = answering(cached)
-        assert await on.send(slicer, 512, 256) == on.ended(512, 256, cached=False)
+        assert await on.send(slicer, 512, 256) == on.ended(512, 256, cached=False, found=cached)
         assert on.counted("slai_slices_total") == 2
         assert on.counted("slai_slice_tokens_total") == 512
         assert on.counted('slai_slice_prefix_tokens_total{cached="yes"}') == cached
         assert on.counted('slai_slice_prefix_tokens_total{cached="no"}') == 256 - cached
+
+
+async def test_an_engine_that_loses_what_slices_bring_gets_none_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    async with stage(answering(300)) as on:
+        driver = Driver(Scheduler(), asyncio.get_running_loop())
+        driver.feed(EngineUp(on.engine.url, make_limits(caches_prefixes=True)))
+        slicer = on.slicer()
+        slicer.driver = driver
+        pays = []
+        for number in range(12):
+            slicer.send(Slice("r", on.engine.url, 1000, 400, number))
+            await until(lambda: not slicer._pending)
+            pays.append(driver.scheduler.slices_pay(on.engine.url, driver.now()))
+        assert pays == [True] * 9 + [False] * 3
+        (told,) = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert on.engine.url in told.getMessage()
+        driver.close()
 
 
 @pytest.mark.parametrize("status", ["400 Bad Request", "404 Not Found", "429 Too Many Requests", "500 Oops"])
@@ -205,7 +223,7 @@ async def test_slices_that_begin_anew_need_nothing_of_those_before() -> None:
     async with stage(answering(0)) as on:
         slicer = on.slicer()
         await on.send(slicer, 512)
-        assert await on.send(slicer, 128) == on.ended(128, cached=True), "the first at another engine"
+        assert await on.send(slicer, 128) == on.ended(128, cached=True, found=0), "the first at another engine"
         assert on.counted("slai_slice_tokens_total") == 512 + 128
         assert on.counted("slai_slice_prefix_tokens_total") == 0
 
