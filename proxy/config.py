@@ -35,12 +35,12 @@ from proxy.core.limits import CacheConfig, EngineLimits
 from proxy.core.policies import PolicyName, configure
 from proxy.core.rad import tile_advice
 from proxy.core.request import RequestClass
-from proxy.core.tiles import TileConfig
+from proxy.core.tiles import TileConfig, budget_advice
 from proxy.wire.tenants import Tenants, TenantSource
 
 ENVIRONMENT_PREFIX = "SLAI_"
 MAX_NAMED_TENANTS = 100
-
+_STATE_UNUSED = "--state-dir is not used for simulated engines of our own"
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -129,7 +129,8 @@ class Settings(BaseSettings):
     tell how much it takes."""
 
     tiles: bool = False
-    """Cut long prompts into tiles, one per engine step (needs engines with prefix caching; experimental)."""
+    """Cut long prompts into tiles, one per engine step (needs engines with prefix caching and a token budget of 2048
+    or more; experimental)."""
 
     classes: dict[str, ClassSettings] = Field(
         default_factory=lambda: {"strict": ClassSettings(tbt_seconds=0.1), "relaxed": ClassSettings(tbt_seconds=0.5)}
@@ -275,8 +276,12 @@ def advice(settings: Settings, sources: Mapping[str, str]) -> list[str]:
     """Return what to tell whoever made these settings: all right, but not as good as they could be."""
     # Nobody but the engine's owner knows its budget; our default says nothing of it.
     known = sources["token_budget"] != "default"  # noqa: S105 - no password
-    told = tile_advice(settings.token_budget) if known else None
-    return [] if told is None else [told]
+    told = (
+        tile_advice(settings.token_budget) if known else None,
+        budget_advice(settings.token_budget) if settings.tiles else None,
+        None if settings.engines or settings.state_dir is None else _STATE_UNUSED,
+    )
+    return [line for line in told if line is not None]
 
 
 class _Source(InitSettingsSource):

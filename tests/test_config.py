@@ -188,6 +188,17 @@ class TestValues:
         assert advice(*load("--token-budget", "512")) == []
         assert advice(*load()) == []
 
+    def test_a_budget_too_small_for_tiles_is_told(self) -> None:
+        (told,) = advice(*load("--tiles", "--token-budget", "512"))
+        assert told.startswith("--tiles needs a token budget of 2048 or more: with 512 ")
+        assert advice(*load("--tiles")) == []
+        assert advice(*load("--token-budget", "512")) == []
+
+    def test_a_state_directory_for_simulated_engines_is_told_to_be_of_no_use(self) -> None:
+        text = "--state-dir is not used for simulated engines of our own"
+        assert advice(*load("--state-dir", "/tmp/x")) == [text]
+        assert advice(*load("--state-dir", "/tmp/x", "--engines", "http://a:1")) == []
+
     def test_defaults_of_the_core_and_of_the_settings_are_the_same(self) -> None:
         from proxy.core.config import SchedulerConfig
 

@@ -88,6 +88,15 @@ def test_mistakes_exit_with_2_and_say_what_is_wrong(
     assert len(said) == 1 or said[0].startswith("usage: "), "one line, or argparse's usage before it"
 
 
+def test_a_state_directory_that_cannot_be_used_ends_serve_at_its_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    arguments = ("--engines", "http://127.0.0.1:1", "--state-dir", str(tmp_path / "file"))
+    assert exit_code("serve", *arguments) == 2
+    assert capsys.readouterr().err == f"slai-proxy: --state-dir {tmp_path / 'file'}: not a directory\n"
+
+
 def test_config_prints_every_setting_with_its_source(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

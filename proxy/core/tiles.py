@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from proxy.core.stepmodel import StepLoad
 
 
+BUDGET_TOKENS = 2048
+"""Engines with a smaller token budget cut prompts themselves, and tiles no larger than that have nothing to add."""
+
+
 @dataclass(frozen=True, slots=True)
 class TileConfig:
     """How prompts are cut. Tokens and shares."""
@@ -76,6 +80,15 @@ def smallest_slice(engine: EngineBelief, tiles: TileConfig) -> int:
     """In whole blocks of the engine's KV cache."""
     block = engine.limits.block_tokens
     return -(-tiles.smallest_tokens // block) * block
+
+
+def budget_advice(token_budget: int) -> str | None:
+    """What to tell whoever wants tiles of engines with this token budget, if anything."""
+    if token_budget >= BUDGET_TOKENS:
+        return None
+    return (
+        f"--tiles needs a token budget of {BUDGET_TOKENS} or more: with {token_budget} the engine itself cuts prompts"
+    )
 
 
 def next_piece(

@@ -106,6 +106,7 @@ def create_app(
             driver.feed,
             interval_seconds=settings.probe_interval_seconds,
             knowledge=knowledge,
+            tiles=settings.tiles,
         )
         app[PROXY] = Proxy(settings, driver, client, metrics, tracing, prober, chronicle)
         app[_GENERATOR] = Generator(

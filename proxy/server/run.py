@@ -18,6 +18,7 @@ from proxy.sim.engine import EngineConfig
 from proxy.sim.http import start_engines, stop_engines
 from proxy.sim.profiles import PROFILES
 from proxy.sim.simulator import limits_of
+from proxy.upstream.knowledge import prepare
 
 if TYPE_CHECKING:
     from proxy.config import Settings
@@ -38,7 +39,10 @@ async def serve(settings: Settings) -> None:
         OSError: the address is not free or not ours.
         TracingUnavailableError: as from ``create_app``.
         DecisionLogError: the decision log cannot be written.
+        StateDirError: the directory for what is learnt cannot be used.
     """
+    if settings.engines and settings.state_dir is not None:
+        prepare(settings.state_dir)
     stop = asyncio.Event()
     now = asyncio.Event()
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import log2
+from tempfile import TemporaryFile
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,26 @@ def fingerprint(models: Iterable[str], limits: EngineLimits, version: str) -> st
     kv_size = None if limits.kv_tokens is None else round(_KV_SHARE * log2(limits.kv_tokens))
     seen = [sorted(models), kv_size, limits.block_tokens, limits.token_budget, version[:_LONGEST_VERSION]]
     return sha256(json.dumps(seen).encode()).hexdigest()[:32]
+
+
+class StateDirError(Exception):
+    """The directory for what is learnt cannot be used; the message names it and says why."""
+
+
+def prepare(directory: Path) -> None:
+    """Make ``directory`` if it is not there, and see whether files can be written in it.
+
+    Raises:
+        StateDirError: it cannot be made, is no directory, or is not writable.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with TemporaryFile(dir=directory):
+            pass
+    except FileExistsError:
+        raise StateDirError(f"--state-dir {directory}: not a directory") from None
+    except OSError as error:
+        raise StateDirError(f"--state-dir {directory}: {error.strerror}") from None
 
 
 @dataclass(slots=True)

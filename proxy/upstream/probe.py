@@ -68,11 +68,14 @@ class Prober:
         *,
         interval_seconds: float,
         knowledge: Knowledge | None = None,
+        tiles: bool = False,
     ) -> None:
+        """``tiles``: prompts are to be cut, for which an engine must cache prefixes."""
         self.probes = [EngineProbe(url) for url in base_urls]
         self._limits = limits
         self._announce = announce
         self._knowledge = knowledge
+        self._tiles = tiles
         self._interval_seconds = interval_seconds
         self._timeout_seconds = max(2.0, interval_seconds)
         self._client = httpx.AsyncClient(timeout=self._timeout_seconds, trust_env=False, follow_redirects=False)
@@ -142,6 +145,11 @@ class Prober:
                     sorted(up.models),
                     probe.cache.kv_tokens,
                 )
+                if self._tiles and not up.limits.caches_prefixes:
+                    _log.warning(
+                        "engine %s does not cache prefixes: its prompts go whole, --tiles has no effect there",
+                        up.engine_id,
+                    )
             learnt = None if self._knowledge is None else await self._recall(probe, up.limits, self._knowledge)
             probe.up, probe.announced = True, up
             self._announce(replace(up, learnt=learnt))
@@ -160,7 +168,10 @@ class Prober:
         if key == probe.fingerprint:
             return None
         probe.fingerprint = key
-        return known.recall(key)
+        learnt = known.recall(key)
+        if learnt is not None:
+            _log.info("engine %s: step model restored", probe.base_url)
+        return learnt
 
     def _set_down(self, probe: EngineProbe, why: str) -> None:
         _log.warning("engine %s is down: %s", probe.base_url, why)

@@ -17,7 +17,7 @@ from proxy.core.engine import EngineBelief
 from proxy.core.ordering import first_come_first_served
 from proxy.core.request import RELAXED, STRICT, RequestClass
 from proxy.core.stepmodel import OnlineStepModel, StepLoad
-from proxy.core.tiles import TileConfig, next_piece, room
+from proxy.core.tiles import TileConfig, budget_advice, next_piece, room
 
 GATE = GateConfig()
 SMALLEST = TileConfig(knee=1.000001)
@@ -601,3 +601,9 @@ def test_a_piece_is_nothing_where_there_is_no_slot_left() -> None:
 def test_tiles_that_make_no_sense_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(fields))):
         TileConfig(**fields)
+
+
+def test_a_budget_with_which_the_engine_itself_cuts_prompts_is_told() -> None:
+    text = "--tiles needs a token budget of 2048 or more: with 2047 the engine itself cuts prompts"
+    assert budget_advice(2047) == text
+    assert budget_advice(2048) is None

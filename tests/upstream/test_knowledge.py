@@ -16,7 +16,7 @@ from live_proxy import until
 from proxy.core.engine import EngineBelief
 from proxy.core.stepmodel import StepLoad
 from proxy.upstream import knowledge
-from proxy.upstream.knowledge import FILE_NAME, Knowledge, fingerprint
+from proxy.upstream.knowledge import FILE_NAME, Knowledge, StateDirError, fingerprint, prepare
 
 
 def engine_that_saw(steps: int, seconds: float = 0.04, engine_id: str = "e0") -> EngineBelief:
@@ -216,3 +216,27 @@ async def test_no_figure_can_make_a_model_that_fails(value: Any, tmp_path: Path)
             for _ in range(50):
                 engine.model.observe(StepLoad(500, 10, 1000), 0.05)
             assert 0 <= engine.model.predict(StepLoad(500, 10, 1000)) < 10
+
+
+class TestTheDirectory:
+    def test_it_is_made_for_its_owner_and_left_empty(self, tmp_path: Path) -> None:
+        directory = tmp_path / "a" / "b"
+        prepare(directory)
+        prepare(directory)
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert files_in(directory) == []
+
+    @pytest.mark.parametrize(
+        ("place", "why"),
+        [("file", "not a directory"), ("file/below", "Not a directory"), ("/proc/none/such", "No such file")],
+    )
+    def test_what_cannot_be_made_is_told(self, place: str, why: str, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(StateDirError) as caught:
+            prepare(tmp_path / place)
+        assert str(caught.value).startswith(f"--state-dir {tmp_path / place}: {why}")
+
+    def test_so_is_one_that_is_there_and_not_writable(self, tmp_path: Path) -> None:
+        directory = Path("/proc/self")  # not even root can write there, as it could where only the mode forbids it
+        with pytest.raises(StateDirError, match=f"^--state-dir {directory}: ."):
+            prepare(directory)

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -302,6 +304,28 @@ async def test_engines_are_probed_on_their_own_until_cancelled() -> None:
         assert watch.prober._client.is_closed
 
 
+@pytest.mark.parametrize(("tiles", "caches_prefixes", "warned"), [(True, False, 2), (True, True, 0), (False, False, 0)])
+async def test_tiles_that_an_engine_is_unfit_for_are_told_each_time_that_it_comes_up(
+    tiles: bool, caches_prefixes: bool, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told(cache: CacheConfig) -> EngineLimits:
+        return replace(limits_of(cache), caches_prefixes=caches_prefixes)
+
+    async with scripted_engine() as engine:
+        prober = Prober((engine.url,), told, lambda _: None, interval_seconds=60.0, tiles=tiles)
+        for kv_blocks in (1000, 1001):  # other limits while it is up are no reason to say it again
+            engine.metrics = (CACHE % (0, kv_blocks)).encode()
+            await prober.look(prober.probes[0])
+        await engine.stop()
+        await prober.look(prober.probes[0])
+        await engine.start()
+        await prober.look(prober.probes[0])
+        await prober.close()
+        said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and "is down" not in r.message]
+    text = f"engine {engine.url} does not cache prefixes: its prompts go whole, --tiles has no effect there"
+    assert said == [text] * warned
+
+
 class TestKnowledge:
     """What is known about engines of the same kind goes with the news that one is up."""
 
@@ -324,12 +348,17 @@ class TestKnowledge:
     def version(engine: ScriptedEngine, version: str) -> None:
         engine.routes["GET /version"] = lambda call: call.answer(json.dumps({"version": version}).encode())
 
-    async def test_a_restart_begins_warm_and_is_announced_once(self, tmp_path: Path) -> None:
+    async def test_a_restart_begins_warm_and_is_announced_once(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO)
         async with scripted_engine() as engine:
             self.version(engine, "0.11")
             ((first, cold),) = await self.learnt_by(engine, tmp_path)
+            assert "restored" not in caplog.text
             ((again, warm),) = await self.learnt_by(engine, tmp_path)
             assert (first == again, cold, warm) == (True, False, True)
+            assert caplog.messages.count(f"engine {engine.url}: step model restored") == 1
 
     async def test_what_an_engine_tells_later_does_not_throw_away_what_was_learnt_since(self, tmp_path: Path) -> None:
         async with scripted_engine() as engine:
