@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from proxy.telemetry.chronicle import Chronicle
 
 HOST = "127.0.0.1"
+STATE_PATH = "/debug/state"
+REQUEST_PATH = "/debug/requests/"
 _LOCAL_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
@@ -39,9 +41,14 @@ def create_debug_app(driver: Driver, chronicle: Chronicle) -> web.Application:
         waits = view_waiting(driver.scheduler, story.request_id, now)
         return _answer(story.tell(now) | ({} if waits is None else {"waits": waits}))
 
+    async def directory(request: web.Request) -> web.Response:
+        return _answer([f"{request.url.origin()}{path}" for path in (STATE_PATH, REQUEST_PATH + "ID")])
+
     app = web.Application(middlewares=[_for_local_names])
-    app.router.add_get("/debug/state", state)
-    app.router.add_get("/debug/requests/{id}", one_request)
+    for path in ("/", "/debug", "/debug/", REQUEST_PATH.rstrip("/"), REQUEST_PATH):
+        app.router.add_get(path, directory)
+    app.router.add_get(STATE_PATH, state)
+    app.router.add_get(REQUEST_PATH + "{id}", one_request)
     return app
 
 

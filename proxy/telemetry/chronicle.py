@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from proxy.core.actions import Action, Dispatch, Reject, Slice
@@ -37,6 +38,16 @@ Observe = Callable[[Event | None, list[Action], float], None]
 ENDED_KEPT = 1000
 MOST_MOMENTS = 64
 """A request has more only if it is cut into many slices, or turned away many times; the latest are kept then."""
+
+
+class Stage(StrEnum):
+    """Where a request is."""
+
+    READING = "being read"
+    WAITING = "waiting"
+    FIRST_TOKEN = "waiting for its first token"  # noqa: S105 - no password
+    STREAMING = "streaming"
+    ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +94,8 @@ class Story:
     first_token_at: float | None = None
     tokens: int | None = None
     tbt_max_seconds: float | None = None
+    missed: list[str] = field(default_factory=list)
+    """The deadlines that it had missed when it ended."""
 
     def take_in(self, request: Request, arrived_at: float, now: float) -> None:
         """Note that the scheduler has been told of it."""
@@ -104,28 +117,36 @@ class Story:
                 self.moments.append(Moment(now, f"refused: {reason}", cause=cause))
 
     @property
-    def stage(self) -> str:
+    def stage(self) -> Stage:
         """Where it is."""
         if self.ended_at is not None:
-            return "ended"
+            return Stage.ENDED
         if self.queued_at is None:
-            return "being read"
+            return Stage.READING
         if self.dispatched_at is None:
-            return "waiting"
-        return "waiting for its first token" if self._first_token_at is None else "streaming"
+            return Stage.WAITING
+        return Stage.FIRST_TOKEN if self._first_token_at is None else Stage.STREAMING
 
     def tell(self, now: float) -> dict[str, Any]:
-        """Return all of it in terms of JSON; times are seconds since its arrival."""
+        """Return all of it in terms of JSON; times are seconds since its arrival.
+
+        Its stages follow each other without a gap; ``engine`` takes the place of ``first_token`` and ``stream`` where
+        no first token is known: the answer was not streamed, or failed.
+        """
         end = now if self.ended_at is None else self.ended_at
         queued, dispatched, first_token = self.queued_at, self.dispatched_at, self._first_token_at
         report = self.report
         stages = {
             "body": (self.arrived_at, queued),
             "queue": (queued, dispatched if dispatched is not None else end),
-            "engine": (dispatched, end),
-            "first_token": (dispatched, first_token),
-            "stream": (first_token, end),
         }
+        if first_token is None and report is None:
+            stages["engine"] = (dispatched, end)
+        else:
+            stages |= {
+                "first_token": (dispatched, first_token if first_token is not None else end),
+                "stream": (first_token, end),
+            }
         return {
             "request_id": self.request_id,
             "client_id": self.client_id,
@@ -133,7 +154,8 @@ class Story:
             "class": self.class_name,
             "model": self.model,
             "prompt_tokens": self.prompt_tokens,
-            "age_seconds": round(now - self.arrived_at, 6),
+            "age_seconds": round(end - self.arrived_at, 6),
+            **({} if self.ended_at is None else {"ended_seconds_ago": round(now - self.ended_at, 6)}),
             "stage_seconds": {
                 name: round(to - since, 6)
                 for name, (since, to) in stages.items()
@@ -142,6 +164,7 @@ class Story:
             "engine": self.engine_id,
             "tokens": report.times.chunks if report is not None else self.tokens,
             "tbt_max_seconds": report.times.gap_max if report is not None else self.tbt_max_seconds,
+            "missed": report.missed(now) if report is not None else self.missed,
             "outcome": self.outcome,
             "reason": self.reason,
             "moments": [moment.tell(self.arrived_at) for moment in self.moments],
@@ -186,6 +209,7 @@ class Chronicle:
         story.outcome, story.reason = report.outcome, report.reason
         story.first_token_at, story.tokens = times.first_at, report.completion_tokens or times.chunks
         story.tbt_max_seconds = times.gap_max if times.gap_count else None
+        story.missed = report.missed()
         story.report = None  # it holds every gap of the stream
         self._end(story, report.ended_at or story.arrived_at)
 

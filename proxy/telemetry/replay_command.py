@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from proxy import __version__
 from proxy.core.actions import describe
-from proxy.core.events import Ended
-from proxy.telemetry.chronicle import Chronicle
+from proxy.core.events import Arrived, Ended
+from proxy.telemetry.chronicle import Chronicle, Stage
 from proxy.telemetry.replay import Difference, Log, LogError, open_log, replay
 
 if TYPE_CHECKING:
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from proxy.core.events import Event
 
 _SAME, _DIFFERENT, _UNREADABLE = 0, 1, 2
+
+_UNKNOWN = ("client_id", "tokens", "tbt_max_seconds", "missed", "outcome", "reason")
+"""What a log has nothing of: it is the scheduler's, and not that of those who answer clients."""
+_AT_ENGINE = (Stage.FIRST_TOKEN, Stage.STREAMING)
+"""A log holds only the tokens that led to a decision, so it cannot tell one from the other."""
 
 DESCRIPTION = """\
 Feed the events of a decision log (slai-proxy serve or simulate, --decision-log) to a fresh scheduler with the log's own
@@ -36,14 +41,18 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser = subparsers.add_parser(
         "replay",
         help="decide anew what a decision log holds, and compare",
-        usage="slai-proxy replay [--explain ID] LOG",
+        usage="slai-proxy replay [--explain NUMBER] LOG",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("log", type=Path, metavar="LOG", help="the decision log")
     parser.add_argument(
-        "--explain", metavar="ID", help="print the life of the request with this number, as JSON on standard output"
+        "--explain",
+        metavar="NUMBER",
+        help='print the life of the request with this number of the proxy\'s own ("request_id" in /debug/requests/ID), '
+        "as JSON on standard output",
     )
 
 
@@ -57,7 +66,10 @@ def run(args: argparse.Namespace) -> int:
         _tell(f"slai-proxy replay: {error}")
         return _UNREADABLE
     if args.explain is not None and not life.print():
-        _tell(f"slai-proxy replay: there is no request {args.explain} in the log")
+        _tell(
+            f"slai-proxy replay: no request {args.explain!r} in the log: it knows the proxy's own numbers "
+            f'("request_id" in /debug/requests/ID), here {life.numbers}'
+        )
         return _UNREADABLE
     for remark in _remarks(log):
         _tell(remark)
@@ -98,10 +110,20 @@ class _Life:
         self._chronicle = Chronicle()
         self._told: dict[str, Any] | None = None
         self._now = 0.0
+        self._first: str | None = None
+        self._last: str | None = None
+
+    @property
+    def numbers(self) -> str:
+        """From which number to which the log's requests go."""
+        return "none" if self._first is None else f"{self._first} to {self._last}"
 
     def observe(self, event: Event | None, actions: list[Action], now: float) -> None:
         self._chronicle.observe(event, actions, now)
         self._now = now
+        if isinstance(event, Arrived):
+            seen = [number for number in (self._first, self._last, event.request.id) if number is not None]
+            self._first, self._last = min(seen, key=_by_size), max(seen, key=_by_size)
         if isinstance(event, Ended) and event.request_id == self._request_id:
             self._tell()
 
@@ -116,7 +138,16 @@ class _Life:
 
     def _tell(self) -> None:
         story = self._chronicle.find(self._request_id)
-        self._told = None if story is None else story.tell(self._now)
+        self._told = None
+        if story is not None:
+            told = story.tell(self._now)
+            self._told = {name: value for name, value in told.items() if name not in _UNKNOWN}
+            if story.stage in _AT_ENGINE:
+                self._told["stage"] = "at its engine"
+
+
+def _by_size(number: str) -> tuple[int, str]:
+    return len(number), number
 
 
 def _tell(text: str) -> None:

@@ -108,3 +108,10 @@ class RequestReport:
     def missed_ttft(self) -> bool:
         limit, ttft = self.request_class.ttft_seconds, self.ttft_seconds
         return limit is not None and ttft is not None and ttft > limit
+
+    def missed(self, now: float | None = None) -> list[str]:
+        """Which deadlines were not kept, ``ttft`` and ``tbt``; with ``now`` also a TTFT that is past being kept."""
+        limit = self.request_class.ttft_seconds
+        late = now is not None and limit is not None and self.ttft_seconds is None and now - self.arrived_at > limit
+        misses = {"ttft": self.missed_ttft or (self.stream and late), "tbt": self.times.misses > 0}
+        return [name for name, missed in misses.items() if missed]

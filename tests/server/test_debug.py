@@ -83,7 +83,12 @@ async def test_the_life_of_a_request_from_the_queue_to_its_end() -> None:
         told = await get(client, "/debug/requests/1")
         assert (told["stage"], told["outcome"], told["tokens"]) == ("ended", "completed", 2)
         assert told["moments"][-1]["cause"] == f"the end of request 0, on {engine.url}"
-        assert told["stage_seconds"].keys() == {"body", "queue", "engine", "first_token", "stream"}
+        assert list(told["stage_seconds"]) == ["body", "queue", "first_token", "stream"]
+        assert sum(told["stage_seconds"].values()) == pytest.approx(told["age_seconds"], abs=1e-5)
+        assert told["missed"] == []
+        later = await get(client, "/debug/requests/1")
+        assert later["age_seconds"] == told["age_seconds"]
+        assert later["ended_seconds_ago"] >= told["ended_seconds_ago"] > 0
         assert "waits" not in told
 
 
@@ -109,6 +114,33 @@ async def test_neither_prompts_nor_keys_are_shown() -> None:
 async def test_an_unknown_request() -> None:
     async with scripted_engine() as engine, live_proxy(engine, debug_port=0) as proxy, debugged(proxy) as client:
         assert "no such request" in (await get(client, "/debug/requests/x", 404))["error"]
+
+
+@pytest.mark.parametrize("path", ["/", "/debug", "/debug/", "/debug/requests", "/debug/requests/"])
+async def test_who_does_not_know_the_way_is_told(path: str) -> None:
+    async with scripted_engine() as engine, live_proxy(engine, debug_port=0) as proxy, debugged(proxy) as client:
+        state, requests = await get(client, path)
+        assert (await get(client, state))["waiting"] == 0
+        assert requests.endswith("/debug/requests/ID")
+        await proxy.fetch(headers={"x-request-id": "a"})
+        assert (await get(client, requests.replace("ID", "a")))["client_id"] == "a"
+
+
+async def test_missed_deadlines_are_named_while_the_request_goes_on_and_later() -> None:
+    classes = {"strict": {"ttft_seconds": 1e-6, "tbt_seconds": 1e-6}}
+    script = Held()
+    async with (
+        scripted_engine(script) as engine,
+        live_proxy(engine, debug_port=0, classes=classes, default_class="strict") as proxy,
+        debugged(proxy) as client,
+    ):
+        running = asyncio.ensure_future(proxy.fetch(headers={"x-request-id": "a"}))
+        await until(lambda: any(e.decodes for e in proxy.scheduler.engines))
+        assert (await get(client, "/debug/requests/a"))["missed"] == ["ttft"]
+        script.go.set()
+        assert (await running)[0] == 200
+        await proxy.idle()
+        assert (await get(client, "/debug/requests/a"))["missed"] == ["ttft", "tbt"]
 
 
 async def test_a_request_that_was_refused_before_it_could_wait() -> None:

@@ -178,7 +178,26 @@ class TestReports:
         told = stage.story("mine").tell(100.0)
         assert (told["stage"], told["outcome"], told["request_id"]) == ("ended", "completed", "0")
         assert (told["tokens"], told["tbt_max_seconds"]) == (4, 0.5)
-        assert told["stage_seconds"] == {"body": 0.5, "queue": 0.0, "engine": 1.5, "first_token": 0.5, "stream": 1.0}
+        assert told["stage_seconds"] == {"body": 0.5, "queue": 0.0, "first_token": 0.5, "stream": 1.0}
+        assert (told["age_seconds"], told["ended_seconds_ago"]) == (2.0, 88.0)
+
+    def test_an_answer_without_a_first_token_has_been_at_its_engine(self) -> None:
+        stage = Stage()
+        report = report_of("0", "mine")
+        stage.chronicle.begin(report)
+        stage.feed(Arrived(make_request("0"), 10.0), 10.5)
+        assert stage.story("mine").tell(11.0)["stage_seconds"] == {"body": 0.5, "queue": 0.0, "first_token": 0.5}
+        stage.feed(Ended("0"), 12.0)
+        report.outcome, report.ended_at = Outcome.COMPLETED, 12.0
+        stage.chronicle.finish(report)
+        assert stage.story("mine").tell(100.0)["stage_seconds"] == {"body": 0.5, "queue": 0.0, "engine": 1.5}
+
+    def test_a_ttft_is_missed_as_soon_as_it_is_past_being_kept(self) -> None:
+        report = RequestReport("0", "x", "chat", 10.0, RequestClass("c", ttft_seconds=1.0), stream=True)
+        story = Story("0", "x", 10.0, report=report)
+        assert [story.tell(now)["missed"] for now in (10.9, 11.1)] == [[], ["ttft"]]
+        report.stream = False  # nobody can see the first token of such an answer
+        assert story.tell(11.1)["missed"] == []
 
     def test_a_request_that_never_reached_the_scheduler(self) -> None:
         chronicle = Chronicle()

@@ -79,7 +79,31 @@ def test_what_cannot_be_read_is_told_in_a_line(
 
 def test_a_request_that_is_not_there(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert replay(log, "--explain", "400") == 2
-    assert "no request 400" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "slai-proxy replay: no request '400' in the log: it knows the proxy's own numbers "
+        '("request_id" in /debug/requests/ID), here 0 to 39\n'
+    )
+
+
+def test_what_a_log_cannot_know_is_not_told(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay(log, "--explain", "7") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert not {"client_id", "tokens", "tbt_max_seconds", "missed", "outcome", "reason"} & told.keys()
+    assert list(told["stage_seconds"]) == ["body", "queue", "engine"]
+    # As long as a request goes on, its tokens may have come or not.
+    begun = tmp_path / "log"
+    lines = log.read_text().splitlines(keepends=True)
+    dispatched = next(number for number, line in enumerate(lines) if '"type":"Dispatch"' in line)
+    begun.write_text("".join(lines[: dispatched + 1]))
+    assert replay(begun, "--explain", "0") == 0
+    assert json.loads(capsys.readouterr().out)["stage"] == "at its engine"
+
+
+def test_abbreviated_flags_are_not_understood(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        replay(log, "--expl", "7")
+    assert caught.value.code == 2
+    assert "--expl" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
