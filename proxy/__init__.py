@@ -14,8 +14,8 @@ A map for newcomers, from the inside out:
     The live side of clients: the aiohttp application and the driver that feeds the core.
 ``sim``
     A model of vLLM with two faces: a discrete-event simulator that drives the same core, and an HTTP server.
-``cli``, ``config``
-    Commands, and the one tree of settings.
+``cli``, ``config``, ``flags``, ``mistakes``
+    Commands; the one tree of settings, its flags, and what is told of settings that are wrong.
 
 Imports point one way: cli -> server -> upstream | telemetry | sim -> wire -> core.
 """

@@ -20,6 +20,12 @@ _COMMANDS = {
     "replay": "decide anew what a decision log holds, and compare",
 }
 
+_WHAT = {
+    "serve": "Serve the OpenAI API in front of vLLM servers, or of simulated ones, until SIGTERM or Ctrl-C.",
+    "config": "Take the same flags as serve, start nothing, and print the settings as they would hold: as YAML, each "
+    "beneath where it comes from (flag, environment, file or default). The output can be kept as a file for --config.",
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
@@ -62,7 +68,7 @@ def _serve(arguments: Sequence[str]) -> int:
     from proxy.upstream.knowledge import StateDirError  # noqa: PLC0415
 
     try:
-        settings, sources = load_settings(arguments, "slai-proxy serve")
+        settings, sources = load_settings(arguments, "slai-proxy serve", _WHAT["serve"])
         set_up_logging(settings.log_level)
         for line in advice(settings, sources):
             print(f"slai-proxy: {line}", file=sys.stderr)
@@ -91,7 +97,7 @@ def _show_config(arguments: Sequence[str]) -> int:
     from proxy.config import ConfigError, advice, load_settings  # noqa: PLC0415
 
     try:
-        settings, sources = load_settings(arguments, "slai-proxy config")
+        settings, sources = load_settings(arguments, "slai-proxy config", _WHAT["config"])
     except ConfigError as error:
         print(f"slai-proxy: {error}", file=sys.stderr)
         return 2

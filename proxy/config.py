@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,18 +16,16 @@ from pydantic import (
     Field,
     PositiveInt,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 from pydantic_settings import (
     BaseSettings,
-    CliSettingsSource,
     EnvSettingsSource,
-    InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    SettingsError,
 )
 
 from proxy.core.admission import GateConfig
@@ -36,6 +35,8 @@ from proxy.core.policies import PolicyName, configure
 from proxy.core.rad import tile_advice
 from proxy.core.request import RequestClass
 from proxy.core.tiles import TileConfig, budget_advice
+from proxy.flags import read_flags
+from proxy.mistakes import example, explain, explain_yaml
 from proxy.wire.tenants import Tenants, TenantSource
 
 ENVIRONMENT_PREFIX = "SLAI_"
@@ -73,20 +74,13 @@ class TenantSettings(BaseModel):
 
 
 class Settings(BaseSettings):
-    """The proxy's settings. Every flag is also an environment variable (--max-num-seqs is
-    SLAI_MAX_NUM_SEQS) and a key of the YAML file given by --config (max_num_seqs); flags win over the environment, the
-    environment over the file.
-    """
+    """The proxy's settings: flags, environment variables and keys of the YAML file, by the same names."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENVIRONMENT_PREFIX,
         extra="forbid",
         frozen=True,
         use_attribute_docstrings=True,
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
     )
 
     config: Path | None = None
@@ -132,10 +126,12 @@ class Settings(BaseSettings):
     """Cut long prompts into tiles, one per engine step (needs engines with prefix caching and a token budget of 2048
     or more; experimental)."""
 
-    classes: dict[str, ClassSettings] = Field(
+    classes: Annotated[dict[str, ClassSettings], NoDecode] = Field(
         default_factory=lambda: {"strict": ClassSettings(tbt_seconds=0.1), "relaxed": ClassSettings(tbt_seconds=0.5)}
     )
-    """Request classes by name, with their deadlines; clients choose one by the header x-slo-class."""
+    """Request classes by name, like {"fast": {"ttft_seconds": 1, "tbt_seconds": 0.1}}; an entry may have ttft_seconds
+    and tbt_seconds (deadlines), ttft_limit_seconds (who would wait longer is refused) and weight (its share). Clients
+    choose one by the header x-slo-class. It replaces strict and relaxed; name default_class too."""
     default_class: str = "relaxed"
     """Class of a request that names none."""
 
@@ -143,8 +139,9 @@ class Settings(BaseSettings):
     """What tells tenants apart, who share the engines fairly: key, the API key; header, x-slai-tenant where a trusted
     front sets it (else the key); none, nothing.
     """
-    tenants: dict[str, TenantSettings] = Field(default_factory=dict)
-    """Tenants by name, with their weights and keys; others have weight 1. Named ones have metrics of their own."""
+    tenants: Annotated[dict[str, TenantSettings], NoDecode] = Field(default_factory=dict)
+    """Tenants by name, like {"acme": {"weight": 3}}; an entry may have weight (its share; others have 1) and key_sha256
+    (a list of the SHA-256 of its API keys, in hex). Named ones have metrics of their own."""
 
     max_body_bytes: PositiveInt = 32 << 20
     """Longest request body; a longer one is refused (413)."""
@@ -175,6 +172,16 @@ class Settings(BaseSettings):
     """GPU that they imitate."""
     sim_speed: Positive = 1.0
     """How many times faster than real time they run."""
+
+    @field_validator("classes", "tenants", mode="before")
+    @classmethod
+    def _read_json(cls, value: object, info: ValidationInfo) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            raise ValueError(f"not JSON; like {example(str(info.field_name))}") from None
 
     @field_validator("engines", mode="before")
     @classmethod
@@ -208,6 +215,12 @@ class Settings(BaseSettings):
     def _check_classes(self) -> Settings:
         if self.default_class not in self.classes:
             raise ValueError(f"default_class {self.default_class!r} is none of the classes {', '.join(self.classes)}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_ports(self) -> Settings:
+        if self.port and self.port == self.debug_port:
+            raise ValueError(f"--debug-port and --port are both {self.port}")
         return self
 
     @model_validator(mode="after")
@@ -284,22 +297,17 @@ def advice(settings: Settings, sources: Mapping[str, str]) -> list[str]:
     return [line for line in told if line is not None]
 
 
-class _Source(InitSettingsSource):
-    """Values read before; a nested mapping of a stronger source replaces that of a weaker one whole."""
-
-
-def load_settings(arguments: Sequence[str], program: str) -> tuple[Settings, dict[str, str]]:
+def load_settings(arguments: Sequence[str], program: str, what: str = "") -> tuple[Settings, dict[str, str]]:
     """Merge flags, environment, file and defaults; also return where each value came from, by key.
+
+    ``what`` tells in the help what the program does.
 
     Raises:
         ConfigError: a value or key is wrong, or the file cannot be read.
         SystemExit: the flags do not parse, or they ask for help (as argparse does).
     """
-    try:
-        flags = _flags(arguments, program)
-        environment = EnvSettingsSource(Settings)()
-    except SettingsError as error:
-        raise ConfigError(f"a flag or variable is not valid JSON: {error}") from None
+    flags = read_flags(Settings, arguments, program, what, repeatable=("engines",))
+    environment = EnvSettingsSource(Settings)()
     unknown = [
         k for k in _environment_keys() if k.removeprefix(ENVIRONMENT_PREFIX).lower() not in Settings.model_fields
     ]
@@ -315,12 +323,7 @@ def load_settings(arguments: Sequence[str], program: str) -> tuple[Settings, dic
     try:
         return Settings(**values), sources
     except ValidationError as error:
-        raise ConfigError(_explain(error, sources)) from None
-
-
-def _flags(arguments: Sequence[str], program: str) -> dict[str, Any]:
-    source = CliSettingsSource[Any](Settings, cli_parse_args=list(arguments), cli_prog_name=program)
-    return dict(source())
+        raise ConfigError(explain(error, sources)) from None
 
 
 def _environment_keys() -> list[str]:
@@ -333,21 +336,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+        raise ConfigError(f"{path} is not valid YAML: {explain_yaml(error)}") from None
     if content is None:
         return {}
     if not isinstance(content, Mapping):
         raise ConfigError(f"{path}: expected a mapping of settings, found a {type(content).__name__}")
     return {str(key): value for key, value in content.items()}
-
-
-def _explain(error: ValidationError, sources: Mapping[str, str]) -> str:
-    lines = []
-    for problem in error.errors(include_url=False):
-        key = ".".join(map(str, problem["loc"])) or "settings"
-        where = sources.get(str(problem["loc"][0]) if problem["loc"] else "", "")
-        message = (
-            "no such setting" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, ")
-        )
-        lines.append(f"{key}{f' ({where})' if where else ''}: {message}")
-    return "\n".join(lines)

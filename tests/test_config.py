@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from multidict import CIMultiDict
 
-from proxy.config import ClassSettings, ConfigError, Settings, advice, load_settings
+from proxy.config import ClassSettings, ConfigError, Settings, TenantSettings, advice, load_settings
 from proxy.core.limits import CacheConfig, EngineLimits
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
 from proxy.core.policies import PolicyName
@@ -235,7 +236,17 @@ class TestMistakes:
             (("--engines", "http://h:abc"), ("engines (flag)", "http://h:abc", "port")),
             (("--engines", "http://h:1/v1"), ("engines (flag)", "http://h:1/v1", "without /v1")),
             (("--engines", "https://h/behind/v1/"), ("engines (flag)", "without /v1")),
-            (("--classes", "{bad"), ("not valid JSON", "classes")),
+            (("--classes", "{bad"), ('classes (flag): not JSON; like {"fast": {"tbt_seconds": 0.1}}',)),
+            (("--classes", "xx"), ('classes (flag): not JSON; like {"fast": {"tbt_seconds": 0.1}}',)),
+            (("--classes", "3"), ('classes (flag): give {"fast": {"tbt_seconds": 0.1}}',)),
+            (("--classes", '{"a": 3}'), ('classes.a (flag): give {"tbt_seconds": 0.1}',)),
+            (("--tenants", "["), ('tenants (flag): not JSON; like {"acme": {"weight": 3}}',)),
+            (("--tenants", "[" * 100_000), ("tenants (flag): not JSON",)),
+            (("--tenants", '{"acme": 7}'), ('tenants.acme (flag): give {"weight": 7}',)),
+            (("--tenants", '{"acme": "hi"}'), ('tenants.acme (flag): give {"weight": 3}',)),
+            (("--tenants-from", "KEY"), ("tenants_from (flag)", "'none', 'key' or 'header'")),
+            (("--policy", "tiles"), ("policy (flag)", "(tiles is the flag --tiles)")),
+            (("--debug-port", "9", "--port", "9"), ("--debug-port and --port are both 9",)),
             (("--default-class", "gold"), ("gold", "strict", "relaxed")),
             (("--classes", '{"a": {"tbt": 1}}', "--default-class", "a"), ("classes.a.tbt (flag)", "no such setting")),
             (("--classes", '{"a": {"tbt_seconds": -1}}'), ("classes.a.tbt_seconds (flag)", "greater than 0")),
@@ -284,7 +295,9 @@ class TestMistakes:
             ("1: 2", ("1 (file ", "no such setting")),
             ("- port", ("mapping", "list")),
             ("just words", ("mapping", "str")),
-            ("port: [1", ("not valid YAML",)),
+            ("port: [1", ("is not valid YAML: line 1, column 9: ",)),
+            ("port: 1\n\tx", ("is not valid YAML: line 2, column 1: ",)),
+            ("port: \0", ("is not valid YAML: position 6: special characters are not allowed",)),
             ("engines: null", ("engines (file ",)),
             ("engines: {a: b}", ("engines (file ",)),
             ("classes: null", ("classes (file ",)),
@@ -297,6 +310,7 @@ class TestMistakes:
         file.write_text(text)
         found = complaint("--config", str(file))
         assert all(word in found for word in words), found
+        assert "<unicode string>" not in found
 
     def test_a_file_that_cannot_be_read(self, tmp_path: Path) -> None:
         assert "No such file" in complaint("--config", str(tmp_path / "missing.yaml"))
@@ -315,7 +329,9 @@ class TestMistakes:
         assert any("(environment)" in line for line in lines)
         assert any(f"(file {file})" in line for line in lines)
 
-    @pytest.mark.parametrize("arguments", [("--nonsense", "1"), ("positional",), ("--port",)])
+    @pytest.mark.parametrize(
+        "arguments", [("--nonsense", "1"), ("positional",), ("--port",), ("--por", "9"), ("--tile",)]
+    )
     def test_flags_that_do_not_parse_end_as_argparse_does(
         self, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -331,7 +347,48 @@ def test_every_setting_is_a_flag_with_help(name: str, capsys: pytest.CaptureFixt
         load("--help")
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert f"--{name.replace('_', '-')} " in text
+    assert re.search(rf" --{name.replace('_', '-')}[ ,]", text)
     description: Any = Settings.model_fields[name].description
     assert description
     assert " ".join(description.split())[:20] in text
+
+
+class TestHelp:
+    @staticmethod
+    def text(capsys: pytest.CaptureFixture[str]) -> str:
+        with pytest.raises(SystemExit):
+            load_settings(("--help",), "prog", "Does this and that.")
+        return " ".join(capsys.readouterr().out.split())
+
+    def test_it_is_for_people_who_know_no_python(self, capsys: pytest.CaptureFixture[str]) -> None:
+        text = self.text(capsys)
+        found = re.findall(r"factory|lambda|None|True|False|Path|\b(?:str|int|float|dict|tuple)\b|\(\)|KEY", text)
+        assert found == []
+
+    def test_values_and_defaults_are_named(self, capsys: pytest.CaptureFixture[str]) -> None:
+        text = self.text(capsys)
+        for value in (
+            *("--engines URL[,URL] ", "--classes JSON ", "--state-dir DIR ", "--port PORT ", "--debug-port PORT "),
+            *("--drain-seconds SECONDS ", "--kv-tokens TOKENS ", "--max-num-seqs NUMBER ", "--sim-engines NUMBER "),
+            *("--tenants-from {none,key,header} ", "--policy {fcfs,spf,slai,rad} "),
+        ):
+            assert value in text
+        options = re.split(r" (?=--[a-z-]+ [A-Z{])", text)
+        defaults = (re.match(r"(--[a-z-]+) .* \(default: ([^()]*)\)$", option) for option in options)
+        explained = {found[1]: found[2] for found in defaults if found}
+        assert explained["--engines"] == explained["--tenants"] == "none"
+        assert explained["--classes"] == "strict and relaxed"
+        assert explained["--tenants-from"] == "key"
+        assert explained["--port"] == "8000"
+
+    def test_tables_are_shown_by_an_example_that_holds(self, capsys: pytest.CaptureFixture[str]) -> None:
+        text = self.text(capsys)
+        fast, acme = re.findall(r"like (\{.*?\}\})", text)
+        found = settings("--classes", fast, "--default-class", "fast", "--tenants", acme)
+        assert found.classes == {"fast": ClassSettings(ttft_seconds=1, tbt_seconds=0.1)}
+        assert found.scheduler_config().tenant_weights == {"acme": 3.0}
+        assert all(field in text for model in (ClassSettings, TenantSettings) for field in model.model_fields)
+        assert "replaces strict and relaxed; name default_class too" in text
+
+    def test_it_begins_with_what_the_program_does(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.text(capsys).startswith("usage: prog [FLAG ...] Does this and that. Every flag is also ")

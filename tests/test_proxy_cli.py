@@ -42,6 +42,11 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     assert printed.err == ""
 
 
+def test_config_says_that_it_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("config", "--help") == 0
+    assert "start nothing, and print the settings" in " ".join(capsys.readouterr().out.split())
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("--version") == 0
     assert capsys.readouterr().out == f"slai-proxy {__version__}\n"

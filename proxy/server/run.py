@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from proxy.core.limits import CacheConfig
 from proxy.server import debug
 from proxy.server.app import PROXY, Proxy, create_app
 from proxy.sim.engine import EngineConfig
@@ -66,6 +67,7 @@ async def serve(settings: Settings) -> None:
             settings = settings.model_copy(update={"engines": urls, "state_dir": None})
             # Over HTTP the simulated engines have no prefix cache, so there is nothing to send ahead.
             simulated = replace(limits_of(config), caches_prefixes=False)
+        limits = settings.engine_limits(CacheConfig()) if simulated is None else simulated
         app = create_app(settings, limits=None if simulated is None else lambda _: simulated)
         runner = web.AppRunner(
             app,
@@ -82,9 +84,10 @@ async def serve(settings: Settings) -> None:
         await site.start()
         proxy = app[PROXY]
         debugging = await _start_debugging(proxy, stack)
-        _greet(proxy, runner, debugging)
+        _greet(proxy, runner, debugging, limits)
         await stop.wait()
         await _drain(proxy, now)
+    _log.info("stopped")
 
 
 async def _start_debugging(proxy: Proxy, stack: AsyncExitStack) -> str | None:
@@ -101,15 +104,19 @@ async def _start_debugging(proxy: Proxy, stack: AsyncExitStack) -> str | None:
     return f"http://{debug.HOST}:{runner.addresses[0][1]}/debug"
 
 
-def _greet(proxy: Proxy, runner: web.AppRunner, debugging: str | None) -> None:
+def _greet(proxy: Proxy, runner: web.AppRunner, debugging: str | None, limits: EngineLimits) -> None:
     host, port, *_ = runner.addresses[0]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     models = [str(model["id"]) for model in proxy.prober.models()]
     up = sum(engine.up for engine in proxy.scheduler.engines)
     body = f'{{"model": "{models[0] if models else "MODEL"}", "stream": true, "max_tokens": 20, "prompt": "Hello"}}'
     engines = f"{up} of {len(proxy.scheduler.engines)} engines"
+    tiles = " with tiles" if proxy.settings.tiles else ""
+    rules = (
+        f"policy {proxy.settings.policy}{tiles}, token budget {limits.token_budget}, {limits.max_num_seqs} sequences"
+    )
     print(  # noqa: T201 - to whoever started it, not to the log
-        f"slai-proxy listens on http://{host}:{port} and schedules for {engines}:\n"
+        f"slai-proxy listens on http://{host}:{port} and schedules for {engines}: {rules}\n"
         + "".join(f"  {e.id} {'up' if e.up else 'down'}\n" for e in proxy.scheduler.engines)
         + f"Try it:\n  curl -N http://{host}:{port}/v1/completions -H 'Content-Type: application/json' -d '{body}'\n"
         + (f"Debug: {debugging}/state and {debugging}/requests/ID\n" if debugging else "")

@@ -85,7 +85,8 @@ JSON = {"Content-Type": "application/json"}
 
 async def test_it_starts_does_what_it_prints_and_drains() -> None:
     async with serving(*FAST) as proxy, aiohttp.ClientSession() as client:
-        assert any("2 of 2 engines" in line for line in proxy.said)
+        rules = "2 of 2 engines: policy spf, token budget 512, 128 sequences"  # of the simulated ones
+        assert any(line.endswith(rules) for line in proxy.said)
         # The printed line, as it stands.
         name, no_buffering, url, header_flag, header, data_flag, body = proxy.curl
         assert (name, no_buffering, header_flag, data_flag) == ("curl", "-N", "-H", "-d")
@@ -134,6 +135,7 @@ async def test_it_starts_does_what_it_prints_and_drains() -> None:
         await client.close()
         assert await proxy.exit_code() == 0
         assert time.monotonic() - begun < 8
+        assert proxy.said[-1].endswith("stopped")
         assert not [line for line in proxy.said if "Traceback" in line]
 
 
@@ -165,8 +167,10 @@ async def test_a_drain_ends_in_time_and_a_second_signal_ends_it_at_once(
 async def test_engines_that_are_not_there_are_told_and_not_fatal() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-    async with serving("--engines", f"http://127.0.0.1:{port}") as proxy, aiohttp.ClientSession() as client:
-        assert any("0 of 1 engines" in line for line in proxy.said)
+    flags = ("--engines", f"http://127.0.0.1:{port}", "--policy", "slai", "--tiles", "--max-num-seqs", "99")
+    async with serving(*flags) as proxy, aiohttp.ClientSession() as client:
+        rules = "0 of 1 engines: policy slai with tiles, token budget 2048, 99 sequences"
+        assert any(line.endswith(rules) for line in proxy.said)
         assert any(line.strip() == f"http://127.0.0.1:{port} down" for line in proxy.said)
         async with client.post(proxy.curl[2], data=proxy.curl[-1].encode(), headers=JSON) as response:
             assert response.status == 503
@@ -178,6 +182,7 @@ async def test_debugging_and_the_decision_log_of_a_whole_life(tmp_path: Path) ->
     log = tmp_path / "decisions.jsonl"
     arguments = ("--debug-port", "0", "--decision-log", str(log), "--state-dir", str(tmp_path / "state"))
     async with serving(*arguments, *FAST) as proxy, aiohttp.ClientSession() as client:
+        assert proxy.said.count("slai-proxy: --state-dir is not used for simulated engines of our own") == 1
         (line,) = [line for line in proxy.said if line.startswith("Debug: ")]
         debug = line.split()[1]
         assert debug.startswith("http://127.0.0.1:")

@@ -1,0 +1,77 @@
+"""The settings as flags of a command line: what they are called, how they are explained, what was given."""
+
+from __future__ import annotations
+
+import argparse
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
+
+_DESCRIPTION = """\
+Every flag is also an environment variable (--max-num-seqs is SLAI_MAX_NUM_SEQS) and a key of the YAML file given by
+--config (max_num_seqs); flags win over the environment, the environment over the file."""
+
+_VALUES = {
+    "config": "FILE",
+    "engines": "URL[,URL]",
+    "host": "ADDRESS",
+    "classes": "JSON",
+    "default_class": "NAME",
+    "tenants": "JSON",
+    "decision_log": "FILE",
+    "state_dir": "DIR",
+    "otlp_endpoint": "URL",
+}
+_UNITS = ("seconds", "tokens", "bytes", "port")
+
+
+def read_flags(
+    settings: type[BaseModel], arguments: Sequence[str], program: str, what: str, *, repeatable: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return what flags give, as text; those left out are left out. ``what`` tells what the program does.
+
+    Raises:
+        SystemExit: the flags do not parse, or they ask for help (as argparse does).
+    """
+    parser = argparse.ArgumentParser(
+        prog=program, usage=f"{program} [FLAG ...]", description=f"{what} {_DESCRIPTION}", allow_abbrev=False
+    )
+    for name, field in settings.model_fields.items():
+        flag, explained = f"--{name.replace('_', '-')}", _explained(field).replace("%", "%%")
+        if field.annotation is bool:
+            parser.add_argument(
+                flag, dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=explained
+            )
+        else:
+            action = "append" if name in repeatable else "store"
+            value = _value(name, field.annotation)
+            parser.add_argument(
+                flag, dest=name, action=action, default=argparse.SUPPRESS, metavar=value, help=explained
+            )
+    return vars(parser.parse_args(arguments))
+
+
+def _value(name: str, annotation: Any) -> str:
+    """Return what stands for a flag's value in its help."""
+    if get_origin(annotation) is Literal:
+        return f"{{{','.join(map(str, get_args(annotation)))}}}"
+    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
+        return f"{{{','.join(annotation)}}}"
+    unit = name.rpartition("_")[2]
+    return _VALUES.get(name) or (unit.upper() if unit in _UNITS else "NUMBER")
+
+
+def _explained(field: FieldInfo) -> str:
+    default = field.get_default(call_default_factory=True)
+    if default is None:  # what that means is in the description
+        return field.description or ""
+    if isinstance(default, dict | tuple):
+        default = " and ".join(map(str, default)) or "none"
+    elif isinstance(default, bool):
+        default = "on" if default else "off"
+    return f"{field.description} (default: {default})"

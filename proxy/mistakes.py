@@ -1,0 +1,55 @@
+"""What is told of settings that are not usable: the key, where it was set, and what is right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pydantic import ValidationError
+
+_EXAMPLES = {"classes": ("fast", '{"tbt_seconds": 0.1}'), "tenants": ("acme", '{"weight": 3}')}
+
+
+def example(key: str) -> str:
+    """Return a value of a setting that is a table, as JSON."""
+    name, entry = _EXAMPLES[key]
+    return f'{{"{name}": {entry}}}'
+
+
+def explain(error: ValidationError, sources: Mapping[str, str]) -> str:
+    """Return a line for every mistake; ``sources`` tells where each key was set."""
+    lines = []
+    for problem in error.errors(include_url=False):
+        if not problem["loc"]:  # about several settings, which the message names
+            lines.append(_message(problem))
+            continue
+        where = sources.get(str(problem["loc"][0]), "")
+        lines.append(f"{'.'.join(map(str, problem['loc']))}{f' ({where})' if where else ''}: {_message(problem)}")
+    return "\n".join(lines)
+
+
+def explain_yaml(error: yaml.YAMLError | UnicodeDecodeError) -> str:
+    """Return what is wrong with a file and where, without the parser's own name for it."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"position {error.position}: {error.reason}"
+    return str(error)
+
+
+def _message(problem: Any) -> str:
+    key = problem["loc"][0] if problem["loc"] else ""
+    if problem["type"] == "extra_forbidden":
+        return "no such setting"
+    if key in _EXAMPLES and problem["type"] == "dict_type":
+        return f"give {example(key)}"
+    if key in _EXAMPLES and problem["type"] == "model_type":
+        weight = key == "tenants" and type(problem["input"]) in (int, float)
+        return f'give {{"weight": {problem["input"]}}}' if weight else f"give {_EXAMPLES[key][1]}"
+    hint = " (tiles is the flag --tiles)" if key == "policy" and problem["input"] == "tiles" else ""
+    return str(problem["msg"]).removeprefix("Value error, ") + hint
