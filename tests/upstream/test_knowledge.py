@@ -216,3 +216,12 @@ async def test_no_figure_can_make_a_model_that_fails(value: Any, tmp_path: Path)
             for _ in range(50):
                 engine.model.observe(StepLoad(500, 10, 1000), 0.05)
             assert 0 <= engine.model.predict(StepLoad(500, 10, 1000)) < 10
+
+
+@pytest.mark.parametrize("errors", [None, 0, "x", [], {"type": "EngineLimits"}])
+async def test_a_model_with_errors_of_another_kind_is_not_used(errors: object, tmp_path: Path) -> None:
+    await kept(tmp_path, ("f", engine_that_saw(300)))
+    told = json.loads((tmp_path / FILE_NAME).read_bytes())
+    told["engines"]["f"]["model"]["prompt_errors"] = errors
+    (tmp_path / FILE_NAME).write_text(json.dumps(told))
+    assert Knowledge.load(tmp_path).recall("f") is None
