@@ -44,6 +44,8 @@ MAX_NAMED_TENANTS = 100
 _STATE_UNUSED = "--state-dir is not used for simulated engines of our own"
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False)]
+"""From the clock's tick to some thirty years: the times made from it stay exact, and finite."""
 
 
 class ConfigError(Exception):
@@ -57,10 +59,10 @@ class ClassSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    ttft_seconds: Positive | None = None
-    tbt_seconds: Positive | None = None
+    ttft_seconds: Seconds | None = None
+    tbt_seconds: Seconds | None = None
     weight: Positive = 1.0
-    ttft_limit_seconds: Positive | None = None
+    ttft_limit_seconds: Seconds | None = None
     """Who cannot have a first token so soon is refused (503), at once if that can be told."""
 
 
@@ -104,11 +106,11 @@ class Settings(BaseSettings):
     waiting: best for the median TTFT. slai: spf, and a prompt waits when it would make streams miss their TBT deadline.
     fcfs: in order of arrival. rad: in order of arrival, for throughput: each engine is kept just full enough (fewer
     sequences, more even TBT), and TTFT waits; no TBT promise."""
-    aging_seconds: Positive = 10.0
+    aging_seconds: Seconds = 10.0
     """A waiting prompt counts as half as long after each such time."""
-    max_wait_seconds: Positive = 60.0
+    max_wait_seconds: Seconds = 60.0
     """Who has waited this long goes first."""
-    queue_timeout_seconds: Positive = 300.0
+    queue_timeout_seconds: Seconds = 300.0
     """Who has waited this long is refused (429); who would have to, at once (503)."""
     max_queue_requests: Annotated[int, Field(ge=0)] = 10_000
     """Most requests that wait; one more is refused (429)."""
@@ -145,11 +147,11 @@ class Settings(BaseSettings):
 
     max_body_bytes: PositiveInt = 32 << 20
     """Longest request body; a longer one is refused (413)."""
-    connect_timeout_seconds: Positive = 3.0
+    connect_timeout_seconds: Seconds = 3.0
     """How long a connection to an engine may take."""
-    idle_timeout_seconds: Positive = 600.0
+    idle_timeout_seconds: Seconds = 600.0
     """How long an engine may stay silent within an answer, the wait for its first byte included."""
-    probe_interval_seconds: Positive = 2.0
+    probe_interval_seconds: Seconds = 2.0
     """Time between two looks at an engine's /health and /metrics."""
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
     """After SIGTERM: how long streams in flight may go on."""

@@ -249,7 +249,11 @@ class TestMistakes:
             (("--debug-port", "9", "--port", "9"), ("--debug-port and --port are both 9",)),
             (("--default-class", "gold"), ("gold", "strict", "relaxed")),
             (("--classes", '{"a": {"tbt": 1}}', "--default-class", "a"), ("classes.a.tbt (flag)", "no such setting")),
-            (("--classes", '{"a": {"tbt_seconds": -1}}'), ("classes.a.tbt_seconds (flag)", "greater than 0")),
+            (("--classes", '{"a": {"tbt_seconds": -1}}'), ("classes.a.tbt_seconds (flag)", "greater than", "0.000001")),
+            # Times made from these would not be finite, and raise with the first request that waits.
+            (("--aging-seconds", "1e-320"), ("aging_seconds (flag)", "0.000001")),
+            (("--queue-timeout-seconds", "1e305"), ("queue_timeout_seconds (flag)", "1000000000")),
+            (("--classes", '{"a": {"ttft_limit_seconds": 1e305}}'), ("classes.a.ttft_limit_seconds", "1000000000")),
         ],
     )
     def test_flags(self, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:

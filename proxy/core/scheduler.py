@@ -240,6 +240,8 @@ class Scheduler:
         self._ledger.prefixes.take_back(request_id)
         until = self._back_offs[engine.id].refused(asked_seconds, now)
         engine.closed_until = max(until, engine.closed_until or 0.0)
+        for half_way in [e for e in self._ledger.sliced.values() if e.engine is engine]:
+            unslice(self._ledger, half_way, now)  # bound to it, they could go on nowhere, however long it stays closed
         self._ledger.wait(entry.waiting, now)
         if self._draining:
             return [self._ledger.reject(entry.waiting, RejectReason.DRAINING, now)]

@@ -96,6 +96,9 @@ class StepModelSnapshot:
     decode_errors: ErrorFigures
 
     def __post_init__(self) -> None:
+        # It may come from a file, by a decoder that looks at no types.
+        if not all(isinstance(errors, ErrorFigures) for errors in (self.prompt_errors, self.decode_errors)):
+            raise TypeError("a snapshot's errors are error figures")
         if len(self.gram) != _SIZE * (_SIZE + 1) // 2 or len(self.moment) != _SIZE:
             raise ValueError("a snapshot of other features")
         if not all(abs(figure) <= _LARGEST_FIGURE for figure in (*self.gram, *self.moment)) or self.steps < 0:

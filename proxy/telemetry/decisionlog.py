@@ -130,7 +130,11 @@ class DecisionLog:
         if self._writing is not None:
             await asyncio.wait([self._writing])
             self._settle(self._writing)
-        await asyncio.to_thread(self._file.close)
+        try:
+            await asyncio.to_thread(self._file.close)
+        except OSError as error:  # what the disk did not take before is tried once more
+            if not self._failed:
+                self._fail(error.strerror or str(error))
 
     def _settle(self, writing: asyncio.Future[None]) -> None:
         self._writing = None

@@ -31,7 +31,8 @@ def read_cache_config(metrics: str) -> CacheConfig | None:
         except (KeyError, ValueError):
             return None
         caches_prefixes &= labels.get("enable_prefix_caching") == "True"
-    return CacheConfig(blocks * block_tokens, block_tokens, caches_prefixes) if blocks > 0 < block_tokens else None
+    sensible = blocks > 0 < block_tokens and blocks * block_tokens <= _MOST
+    return CacheConfig(blocks * block_tokens, block_tokens, caches_prefixes) if sensible else None
 
 
 def read_report(metrics: str) -> EngineReport | None:

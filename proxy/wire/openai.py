@@ -377,4 +377,4 @@ def _usage(usage: _Usage | None) -> Usage:
 
 
 def _count(value: Any) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None

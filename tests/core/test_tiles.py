@@ -499,6 +499,28 @@ def test_a_request_that_was_not_started_after_its_slices_begins_anew() -> None:
     assert account(play) == (0, 0, 0, 0)
 
 
+def test_an_engine_that_turns_another_away_half_way_gives_the_prompt_to_another() -> None:
+    play = two_streams()
+    assert play.arrive("long", 600, sliceable=True, at=0.04) == ["slice long x 128"]
+    assert play.not_started("s", 30.0, at=0.05)[0] == "dispatch s y"
+    assert play.tokens("t", at=0.09) == ["slice long y 128"], "x takes nothing for half a minute"
+    assert [e.sliced for e in play.scheduler.engines] == [0, 1]
+    for name in ("long", "s", "t"):
+        play.end(name)
+    play.slice_ended("long", 128)
+    play.slice_ended("long", 128)
+    assert all((e.outstanding, e.backlog, e.kv_tokens) == (0, 0, 0) for e in play.scheduler.engines)
+
+
+def test_who_is_half_way_at_an_engine_that_takes_nothing_waits_no_longer_than_others() -> None:
+    play = stage(SMALLEST, queue_timeout_seconds=3.0)
+    cut(play.arrive("long", 600, sliceable=True, at=0.04))
+    assert play.not_started("s", 30.0, at=0.05) == []
+    assert play.tick(at=3.1) == ["reject s queue_timeout", "reject long queue_timeout"]
+    play.slice_ended("long", 128, cached=False)
+    assert account(play) == (0, 0, 0, 0)
+
+
 def test_slices_that_are_not_cached_are_given_up_for_the_whole_prompt() -> None:
     play = stage(SMALLEST)
     cut(play.arrive("long", 600, sliceable=True, at=0.04))

@@ -205,8 +205,11 @@ class Tiles(RuleBasedStateMachine):
     def not_started(self, pick: int, back_off: float) -> None:
         released = [live for live in self.shell.live.values() if live.engine and not live.tokens]
         live = released[pick % len(released)]
-        live.engine = None
+        engine, live.engine = live.engine, None
         live.begin_anew()
+        for other in self.shell.live.values():
+            if other.at == engine and other.engine is None:
+                other.begin_anew()
         self.feed(NotStarted(live.request.id, back_off))
 
     @precondition(lambda self: sum(self.shell.up.values()) > 1)

@@ -157,6 +157,23 @@ class TestLog:
         told = [record for record in caplog.records if record.levelno >= logging.ERROR]
         assert [record.getMessage() for record in told] == ["the decision log ends here: No space left on device"]
 
+    async def test_a_file_that_cannot_be_closed_either_does_not_end_the_proxy(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        class FullFile(SlowFile):
+            def close(self) -> None:  # as a buffered file does: it tries once more to write what it could not
+                raise OSError(28, "No space left on device")
+
+        for error in (OSError(28, "No space left on device"), None):
+            caplog.clear()
+            file = FullFile(error)
+            file.go.set()
+            log = log_of(file)
+            log.record(tokens(1)[0])
+            await log.close()
+            told = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+            assert told == ["the decision log ends here: No space left on device"]
+
     async def test_a_disk_that_hangs_does_not_fill_the_memory(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -53,6 +53,9 @@ class TestCacheConfig:
             'vllm:cache_config_info{block_size="16",num_gpu_blocks="-5"} 1.0\n',
             'vllm:cache_config_info{block_size="0",num_gpu_blocks="5"} 1.0\n',
             'vllm:cache_config_info{block_size="16",num_gpu_blocks="1e3"} 1.0\n',
+            # In a float they would raise, at every probe.
+            f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="1{"0" * 400}"}} 1.0\n',
+            f'vllm:cache_config_info{{block_size="1{"0" * 400}",num_gpu_blocks="5"}} 1.0\n',
             '# vllm:cache_config_info{block_size="16",num_gpu_blocks="5"} 1.0\n',
         ],
     )

@@ -240,3 +240,12 @@ class TestTheDirectory:
         directory = Path("/proc/self")  # not even root can write there, as it could where only the mode forbids it
         with pytest.raises(StateDirError, match=f"^--state-dir {directory}: ."):
             prepare(directory)
+
+
+@pytest.mark.parametrize("errors", [None, 0, "x", [], {"type": "EngineLimits"}])
+async def test_a_model_with_errors_of_another_kind_is_not_used(errors: object, tmp_path: Path) -> None:
+    await kept(tmp_path, ("f", engine_that_saw(300)))
+    told = json.loads((tmp_path / FILE_NAME).read_bytes())
+    told["engines"]["f"]["model"]["prompt_errors"] = errors
+    (tmp_path / FILE_NAME).write_text(json.dumps(told))
+    assert Knowledge.load(tmp_path).recall("f") is None

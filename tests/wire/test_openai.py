@@ -498,6 +498,9 @@ def test_no_payload_raises(payload: bytes) -> None:
         (b'{"usage": {"prompt_tokens": 9}}', (9, None, None)),
         (b'{"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 8}}}', (9, None, 8)),
         (b'{"usage": {"prompt_tokens": 9, "prompt_tokens_details": [8]}}', (9, None, None)),
+        # More than a float can hold: in sums and metrics they would raise, and leave the request's slot taken for good.
+        (b'{"usage": {"prompt_tokens": 1%b, "completion_tokens": 1%b}}' % (b"0" * 400, b"0" * 10), (None, None, None)),
+        (b'{"usage": {"prompt_tokens_details": {"cached_tokens": 1%b}}}' % (b"0" * 400), (None, None, None)),
         (b'{"usage": null}', (None, None, None)),
         (b'{"usage": 7}', (None, None, None)),
         (b'{"error": {"message": "boom"}}', (None, None, None)),
