@@ -137,9 +137,10 @@ class Settings(BaseSettings):
     default_class: str = "relaxed"
     """Class of a request that names none."""
 
-    tenants_from: TenantSource = TenantSource.KEY
-    """What tells tenants apart, who share the engines fairly: key, the API key; header, x-slai-tenant where a trusted
-    front sets it (else the key); none, nothing.
+    tenants_from: TenantSource = TenantSource.NAMED
+    """What tells tenants apart, who share the engines fairly: named, the API keys that tenants names (all others are
+    one tenant); key, any API key, where something in front checks them; header, x-slai-tenant where a trusted front
+    sets it; none, nothing.
     """
     tenants: Annotated[dict[str, TenantSettings], NoDecode] = Field(default_factory=dict)
     """Tenants by name, like {"acme": {"weight": 3}}; an entry may have weight (its share; others have 1) and key_sha256

@@ -244,7 +244,7 @@ class TestMistakes:
             (("--tenants", "[" * 100_000), ("tenants (flag): not JSON",)),
             (("--tenants", '{"acme": 7}'), ('tenants.acme (flag): give {"weight": 7}',)),
             (("--tenants", '{"acme": "hi"}'), ('tenants.acme (flag): give {"weight": 3}',)),
-            (("--tenants-from", "KEY"), ("tenants_from (flag)", "'none', 'key' or 'header'")),
+            (("--tenants-from", "KEY"), ("tenants_from (flag)", "'none', 'named', 'key' or 'header'")),
             (("--policy", "tiles"), ("policy (flag)", "(tiles is the flag --tiles)")),
             (("--debug-port", "9", "--port", "9"), ("--debug-port and --port are both 9",)),
             (("--default-class", "gold"), ("gold", "strict", "relaxed")),
@@ -374,7 +374,7 @@ class TestHelp:
         for value in (
             *("--engines URL[,URL] ", "--classes JSON ", "--state-dir DIR ", "--port PORT ", "--debug-port PORT "),
             *("--drain-seconds SECONDS ", "--kv-tokens TOKENS ", "--max-num-seqs NUMBER ", "--sim-engines NUMBER "),
-            *("--tenants-from {none,key,header} ", "--policy {fcfs,spf,slai,rad} "),
+            *("--tenants-from {none,named,key,header} ", "--policy {fcfs,spf,slai,rad} "),
         ):
             assert value in text
         options = re.split(r" (?=--[a-z-]+ [A-Z{])", text)
@@ -382,7 +382,7 @@ class TestHelp:
         explained = {found[1]: found[2] for found in defaults if found}
         assert explained["--engines"] == explained["--tenants"] == "none"
         assert explained["--classes"] == "strict and relaxed"
-        assert explained["--tenants-from"] == "key"
+        assert explained["--tenants-from"] == "named"
         assert explained["--port"] == "8000"
 
     def test_tables_are_shown_by_an_example_that_holds(self, capsys: pytest.CaptureFixture[str]) -> None:

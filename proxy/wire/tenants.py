@@ -2,6 +2,8 @@
 
 A tenant is told by the header ``x-slai-tenant`` where a trusted front sets it, else by the client's API key, else it is
 the one nameless tenant. Keys are told apart by a hash under a secret of this process, and never kept, logged or shown.
+The proxy does not check keys. So only those named in the settings count, unless whoever runs it says that something in
+front does: a client that makes up a key for every request would have a share for each.
 """
 
 from __future__ import annotations
@@ -30,10 +32,12 @@ class TenantSource(StrEnum):
 
     NONE = "none"
     """Nothing: all requests come out of one share."""
+    NAMED = "named"
+    """The API key (``Authorization: Bearer`` or ``x-api-key``), if the settings name it; all others are one tenant."""
     KEY = "key"
-    """The API key: ``Authorization: Bearer`` or ``x-api-key``."""
+    """The API key, whatever it is: for where something in front checks keys."""
     HEADER = "header"
-    """The header ``x-slai-tenant``, which clients must not be able to set themselves; without it, the key."""
+    """The header ``x-slai-tenant``, which clients must not be able to set themselves; without it, the key if named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ class Tenants:
         if not key:
             return ""
         name = self.names.get(hashlib.sha256(key).hexdigest()) if self.names else None
+        if name is None and self.source is not TenantSource.KEY:
+            return ""
         return name or f"key:{hashlib.blake2b(key, key=self.secret, digest_size=12).hexdigest()}"
 
 

@@ -23,7 +23,7 @@ async def test_a_tenant_that_comes_late_does_not_wait_behind_all_of_one_that_flo
         await go.wait()
         await answer(call)
 
-    async with scripted_engine(script) as engine, live_proxy(engine, max_num_seqs=1) as proxy:
+    async with scripted_engine(script) as engine, live_proxy(engine, max_num_seqs=1, tenants_from="key") as proxy:
 
         async def ask(name: str, key: str) -> None:
             await proxy.fetch(headers={"X-Request-Id": name, "Authorization": f"Bearer {key}"})

@@ -52,7 +52,15 @@ def test_without_a_key_it_is_the_nameless_tenant(headers: dict[str, str]) -> Non
 def test_the_header_counts_only_where_it_is_trusted() -> None:
     assert of(told(), x_slai_tenant="acme") == ""
     assert of(told(TenantSource.HEADER), x_slai_tenant="acme", x_api_key=KEY) == "acme"
-    assert of(told(TenantSource.HEADER), x_api_key=KEY).startswith("key:")
+    assert of(told(TenantSource.HEADER, acme=KEY), x_api_key=KEY) == "acme", "without it, a named key counts"
+    assert of(told(TenantSource.HEADER), x_api_key=KEY) == ""
+
+
+def test_keys_that_nobody_named_are_one_tenant_unless_they_are_checked_elsewhere() -> None:
+    by_name = told(TenantSource.NAMED, acme=KEY)
+    assert of(by_name, authorization=f"Bearer {KEY}") == "acme"
+    assert {of(by_name, x_api_key=f"made up {n}") for n in range(100)} == {""}
+    assert len({of(told(TenantSource.KEY), x_api_key=f"known elsewhere {n}") for n in range(100)}) == 100
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "key:1", "a" * 65, "é", "a\tb"])
