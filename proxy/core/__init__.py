@@ -1,0 +1,19 @@
+"""The pure core. A map:
+
+``scheduler``, ``ledger``, ``config``, ``events``, ``actions``, ``request``
+    What happens and what is done about it: one synchronous function over one state.
+``queue``, ``lane``, ``ordering``, ``fairness``, ``occupancy``
+    Who is next: between tenants and classes, and inside a share.
+``entrance``, ``overload``, ``outflow``, ``holdings``, ``backoff``
+    Who may wait at all, and when to come back.
+``admission``, ``placement``, ``release``, ``tbt``, ``rad``, ``policies``
+    When an engine gets a whole prompt, and which.
+``slicing``, ``tiles``, ``hitrate``
+    When it gets a piece of one.
+``engine``, ``limits``, ``steplog``, ``feedback``, ``forecast``, ``stepmodel``
+    What is believed of an engine: its clock, its steps, how far away it is.
+``growth``, ``selfreport``, ``prefix``, ``promptsize``
+    What is believed of its memory, and of prompts.
+``snapshot``, ``reasons``, ``codec``, ``recording``
+    To look at all that, and to write it down.
+"""
