@@ -1,4 +1,6 @@
-"""The pure core. A map:
+"""The pure core, which takes every decision.
+
+A map:
 
 ``scheduler``, ``ledger``, ``config``, ``events``, ``actions``, ``request``
     What happens and what is done about it: one synchronous function over one state.
