@@ -27,14 +27,17 @@ def spread(
     """
     tokens, attention, pieces = [0] * HORIZON, [0.0] * HORIZON, [0] * HORIZON
     for prefill, joins in prefills:
-        done = prefill.context - prefill.remaining
-        for step in range(max(0, min(joins - step_under_way, HORIZON - 1)), HORIZON):
-            worked_on = min(prefill.context - done, prefill_budget - tokens[step])
+        left = prefill.remaining
+        step = min(joins - step_under_way, HORIZON - 1)
+        step = max(step, 0)
+        while left and step < HORIZON:
+            worked_on = min(left, prefill_budget - tokens[step])
             if worked_on > 0:
                 tokens[step] += worked_on
-                attention[step] += worked_on * (done + worked_on / 2)
+                attention[step] += worked_on * (prefill.context - left + worked_on / 2)
                 pieces[step] += 1
-                done += worked_on
+                left -= worked_on
+            step += 1
     return [StepLoad(tokens[i], decodes, kv_tokens, attention[i], pieces[i]) for i in range(HORIZON)]
 
 

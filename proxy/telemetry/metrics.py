@@ -126,8 +126,7 @@ class Metrics:
         kind = {"class": name}
         outcome = report.outcome or Outcome.ENGINE_FAILED
         self._requests.add(1, {**kind, "outcome": outcome.value})
-        tenant = {"tenant": report.tenant if report.tenant in self._tenant_names else OTHER}
-        self._tenant_requests.add(1, {**tenant, "outcome": outcome.value})
+        self._record_tenant(report, outcome)
         if report.reason is not None:
             self._reasons.add(1, {"reason": report.reason})
         if report.queue_seconds is not None:
@@ -148,15 +147,24 @@ class Metrics:
         self._duration.record(report.ended_at - report.arrived_at, labels)
         self._tokens.add(report.prompt_tokens, {"direction": "input", **kind})
         self._tokens.add(report.completion_tokens or times.chunks, {"direction": "output", **kind})
-        self._tenant_tokens.add(report.prompt_tokens, {"direction": "input", **tenant})
-        self._tenant_tokens.add(report.completion_tokens or times.chunks, {"direction": "output", **tenant})
         if report.ttft_seconds is not None:
             self._ttft.record(report.ttft_seconds, labels)
-            self._tenant_ttft.record(report.ttft_seconds, tenant)
         if (mean := times.gap_mean()) is not None:
             self._tpot.record(mean, labels)
             self._tbt_max.record(times.gap_max, kind)
             self._tbt_p99.record(times.gap_p99() or 0.0, kind)
+
+    def _record_tenant(self, report: RequestReport, outcome: Outcome) -> None:
+        if not self._tenant_names:
+            return  # four measurements that would tell nothing
+        tenant = {"tenant": report.tenant if report.tenant in self._tenant_names else OTHER}
+        self._tenant_requests.add(1, {**tenant, "outcome": outcome.value})
+        if outcome is Outcome.COMPLETED and report.ended_at is not None:
+            self._tenant_tokens.add(report.prompt_tokens, {"direction": "input", **tenant})
+            output = report.completion_tokens or report.times.chunks
+            self._tenant_tokens.add(output, {"direction": "output", **tenant})
+            if report.ttft_seconds is not None:
+                self._tenant_ttft.record(report.ttft_seconds, tenant)
 
     def record_slice(self, tokens: int, before: int, cached: int | None) -> None:
         """Record a slice of ``tokens`` new tokens after ``before`` others, of which the engine found ``cached``."""
