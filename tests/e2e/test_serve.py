@@ -18,6 +18,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from proxy.config import load_settings
+
 pytestmark = pytest.mark.e2e
 
 FAST = ("--sim-speed", "50")
@@ -188,9 +190,14 @@ async def simulated_engine(*arguments: str) -> AsyncIterator[str]:
     try:
         assert process.stdout is not None
         async with asyncio.timeout(30):
-            found = re.search(r"http://\S+", (await process.stdout.readline()).decode())
+            told = [(await process.stdout.readline()).decode().rstrip() for _ in range(2)]
+        found = re.fullmatch(r"simulated engines at (http://\S+)", told[0])
         assert found is not None
-        yield found[0]
+        # The line below can be typed as it is.
+        assert load_settings(shlex.split(told[1].partition(": slai-proxy serve ")[2]), "serve")[0].engines == (
+            found[1],
+        )
+        yield found[1]
     finally:
         process.kill()
         await process.wait()
