@@ -9,26 +9,20 @@ from __future__ import annotations
 from array import array
 from hashlib import blake2b
 from typing import TYPE_CHECKING
-
-import numpy as np
+from zlib import crc32
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-CHARACTERS_PER_TOKEN = 4
-_ID_BITS = 31
-_FACTORS = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F], dtype=np.uint64)  # large, odd, unlike each other
+_TOKEN_BYTES = 4 * 4
+"""Of four characters in UTF-32."""
 _HASH_BYTES = 16
 
 
 def token_ids(text: str) -> list[int]:
     """Return the ids of a text's tokens; an empty one is one token, as if it had a mark at its beginning."""
-    characters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.uint64)
-    padded = np.zeros(max(1, -(-len(characters) // CHARACTERS_PER_TOKEN)) * CHARACTERS_PER_TOKEN, dtype=np.uint64)
-    padded[: len(characters)] = characters
-    mixed = (padded.reshape(-1, CHARACTERS_PER_TOKEN) * _FACTORS).sum(axis=1)
-    ids: list[int] = (mixed % np.uint64((1 << _ID_BITS) - 1)).tolist()
-    return ids
+    characters = text.encode("utf-32-le", "surrogatepass")
+    return [crc32(characters[at : at + _TOKEN_BYTES]) for at in range(0, len(characters) or 1, _TOKEN_BYTES)]
 
 
 def block_hashes(ids: Sequence[int], block_size: int, salt: str = "") -> tuple[bytes, ...]:
