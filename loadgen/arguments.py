@@ -130,7 +130,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         type=_class,
         metavar="NAME:SHARE[:tbt=S][:ttft=S]",
         help="a class of users, its share of the requests and its deadlines in seconds; repeat for each class "
-        "(default: strict:0.05:tbt=0.1 and relaxed:0.95:tbt=0.5)",
+        "(default: strict:0.05:tbt=0.1 and relaxed:0.95:tbt=0.5). Only the deadlines are sent, a proxy accounts the "
+        "requests under its default class; see --send-class",
+    )
+    load.add_argument(
+        "--send-class",
+        action="store_true",
+        help="send the class's name too, as x-slo-class; a proxy that does not know it answers 400",
     )
     load.add_argument(
         "--tenants",
@@ -216,6 +222,8 @@ def _urls(text: str) -> list[str]:
 
 
 def _class(text: str) -> ClassShare:
+    if any(term.startswith("weight=") for term in text.split(":")[2:]):
+        raise argparse.ArgumentTypeError("weight is the proxy's affair: give it in its configuration")
     try:
         return parse_class(text)
     except ValueError as error:

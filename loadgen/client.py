@@ -79,6 +79,8 @@ class Client:
     api: Api = Api.COMPLETIONS
     time_scale: float = 1.0
     timeout_seconds: float = 600.0
+    send_class: bool = False
+    """Whether the class's name is sent beside its deadlines; a proxy that does not know it refuses the request."""
 
     def prepare(self, scheduled: ScheduledRequest) -> bytes:
         """Build the body of a request: some 0.1 ms for a long prompt, so do it before the time to send."""
@@ -101,7 +103,7 @@ class Client:
 
     async def send(self, base_url: str, record: RequestRecord, body: bytes) -> None:
         """Send one prepared request and note on ``record`` what comes back; failures are noted, not raised."""
-        headers = {"Content-Type": "application/json", **self._deadline_headers(record.request.request_class)}
+        headers = {"Content-Type": "application/json", **self._class_headers(record.request.request_class)}
         if record.request.tenant:
             headers[TENANT_HEADER] = record.request.tenant
         error: str | None
@@ -121,10 +123,10 @@ class Client:
             raise
         self._end(record, self.clock(), error)
 
-    def _deadline_headers(self, kind: RequestClass) -> dict[str, str]:
-        # The class's name stays here: a proxy that does not know it would have to refuse the request.
+    def _class_headers(self, kind: RequestClass) -> dict[str, str]:
         deadlines = {"x-slo-ttft-ms": kind.ttft_seconds, "x-slo-tbt-ms": kind.tbt_seconds}
-        return {name: f"{1000 * s / self.time_scale:g}" for name, s in deadlines.items() if s is not None}
+        headers = {name: f"{1000 * s / self.time_scale:g}" for name, s in deadlines.items() if s is not None}
+        return headers | {"x-slo-class": kind.name} if self.send_class else headers
 
     async def _follow(self, response: aiohttp.ClientResponse, record: RequestRecord) -> str | None:
         if response.status != 200:

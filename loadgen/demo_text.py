@@ -22,6 +22,8 @@ _MOST_COLUMNS = 80
 
 # Measured and predicted figures further apart than this: the machine had other things to do.
 _TOLERATED_DIFFERENCE = 0.2
+_TOLERATED_ATTAINMENT = 0.1
+"""Of all requests of a class: a class may have so few that one of them is a twentieth."""
 
 
 def show_introduction(plan: DemoPlan, console: Console) -> None:
@@ -89,6 +91,14 @@ def _show_conclusion(outcome: Outcome, console: Console) -> None:
         for side, figures in measured.items()
         for name, value in figures.items()
         if abs(value / predicted[side][name] - 1) > _TOLERATED_DIFFERENCE
+    ]
+    far += [
+        f"attainment {name} ({side}) {share:.0%} instead of {foreseen:.0%}"
+        for side, document in outcome.live.items()
+        for name, share in document["metrics"]["attainment"].items()
+        if share is not None
+        and (foreseen := outcome.simulated[side]["metrics"]["attainment"].get(name)) is not None
+        and abs(share - foreseen) > _TOLERATED_ATTAINMENT
     ]
     if far:
         _say(

@@ -76,6 +76,7 @@ async def run_workload(
     api: Api = Api.COMPLETIONS,
     time_scale: float = 1.0,
     timeout_seconds: float = 600.0,
+    send_class: bool = False,
     nonce: int | None = None,
     progress: Display | None = None,
     stop: asyncio.Event | None = None,
@@ -98,7 +99,7 @@ async def run_workload(
         ) as session,
         asyncio.TaskGroup() as group,
     ):
-        client = Client(session, run.now, model, nonce, api, time_scale, timeout_seconds)
+        client = Client(session, run.now, model, nonce, api, time_scale, timeout_seconds, send_class)
         helpers = [group.create_task(run.cancel_on_stop(), name="cancel on stop")]
         if progress is not None:
             helpers.append(group.create_task(run.keep_showing(progress), name="progress"))

@@ -25,7 +25,7 @@ from proxy.sim.profiles import PROFILES, Jitter
 from proxy.sim.simulator import SimulationConfig, limits_of
 from proxy.sim.study import SCHEMA_VERSION, RunFigures, Study, perform, summarise_study
 from proxy.sim.tables import print_capacities, print_learning, print_study, seconds
-from proxy.sim.workload import PAPER_CLASSES, SHAREGPT_LIKE, TraceError, draw_workload, load_trace
+from proxy.sim.workload import PAPER_CLASSES, SHAREGPT_LIKE, TraceError, load_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         study = _plan(args, notes)
         config = _config(args, study)
+        for remark in _remarks(args, study):
+            _tell(notes, f"note: {remark}")
         if args.step_model:
             return _judge_learning(study, config, args, notes)
         return _carry_out(study, config, args, notes)
@@ -80,7 +82,7 @@ def _carry_out(study: Study, config: dict[str, Any], args: argparse.Namespace, n
     runs.sort(key=lambda r: (rates.index(r["rate"]), policies.index(r["policy"]), seeds.index(r["seed"])))
     summary = summarise_study(study, runs)
     if runs:
-        print_study(_output(stderr=args.json), summary, runs)
+        print_study(_output(stderr=args.json), summary, runs, study.surge)
     document = {"schema_version": SCHEMA_VERSION, "config": config, "complete": status == _FINE}
     document |= {"runs": runs, "summary": summary}
     if args.capacity is not None:
@@ -148,7 +150,8 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
     capacity = limits_of(engine).kv_tokens or 0
     if longest > capacity:
         raise TraceError(f"{trace.name}: a request of {longest:,} tokens can never fit the KV cache of {capacity:,}")
-    draw_workload(trace, rate=1.0, requests=1, seed=0, classes=classes)  # The classes' shares add up, or it tells.
+    if abs((shares := sum(c.share for c in classes)) - 1) > 1e-6:
+        raise ValueError(f"--class: the shares add up to {shares:g}, not 1")
     study = Study(
         trace,
         tuple(args.policy),
@@ -167,10 +170,32 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
         if not alone or find_policy(args.policy[0]).scheduler(options) is None:
             raise ValueError("--decision-log is for one run, with a proxy (as of --policy gate --seeds 1)")
         try:
+            if args.decision_log.exists() and args.decision_log.stat().st_size:
+                raise ValueError(f"--decision-log: {args.decision_log} is there already, and is not overwritten")
             args.decision_log.touch()
         except OSError as error:
             raise ValueError(f"--decision-log: cannot write {args.decision_log}: {error.strerror}") from None
     return study
+
+
+def _remarks(args: argparse.Namespace, study: Study) -> Iterator[str]:
+    """Say what of the command line does less than it looks like."""
+    surge = study.surge
+    if surge is not None:
+        last = {task.rate: task.workload[-1].at_seconds for task in study.tasks()}
+        for rate, at in last.items():
+            if at <= surge.seconds:
+                yield (
+                    f"--surge: at --rate {rate:g} all {study.requests:,} requests come within its {surge.seconds:g} s; "
+                    "more --requests show what comes after it"
+                )
+    limited = [name for name in study.policies if find_policy(name).limits_ttft]
+    if limited and all(c.request_class.ttft_seconds is None for c in study.classes):
+        yield f"--policy {limited[0]} refuses by the ttft of a --class, and none has one: it refuses nobody by it"
+    if args.step_model and args.capacity is not None:
+        yield "--step-model compares no policies: --capacity is left aside"
+    elif args.capacity is not None and len(study.rates) == 1:
+        yield "--capacity lies between two rates, and there is one: give several, such as --rate 1.5,1.7,1.9"
 
 
 def _config(args: argparse.Namespace, study: Study) -> dict[str, Any]:

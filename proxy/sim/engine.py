@@ -11,6 +11,7 @@ import random
 from dataclasses import dataclass
 
 from proxy.core.stepmodel import StepLoad
+from proxy.sim.blockcache import BlockCache
 from proxy.sim.kvcache import KvCache, Produced, Sequence
 from proxy.sim.profiles import PROFILES, Jitter, Profile
 from proxy.sim.schedulers import ENGINE_SCHEDULERS, Batch, EngineScheduler, EngineSchedulerName
@@ -50,10 +51,10 @@ class EngineConfig:
 class SimulatedEngine:
     """One engine; see the module's docstring. ``start_step`` and ``finish_step`` alternate.
 
-    ``seed`` is that of its jitter.
+    ``seed`` is that of its jitter, ``cache`` how it finds prompts that begin alike.
     """
 
-    def __init__(self, config: EngineConfig | None = None, seed: str = "") -> None:
+    def __init__(self, config: EngineConfig | None = None, seed: str = "", cache: type[KvCache] = KvCache) -> None:
         self.config = config or EngineConfig()
         self.steps = 0
         self.prompt_tokens = 0
@@ -64,7 +65,7 @@ class SimulatedEngine:
         """What the step begun last takes without jitter."""
         self.step_seconds = 0.0
         """What it takes."""
-        self._kv = KvCache(self.config.blocks, self.config.block_size)
+        self._kv = cache(self.config.blocks, self.config.block_size)
         self._scheduler: EngineScheduler = ENGINE_SCHEDULERS[self.config.scheduler](self.config, self._kv)
         self._sequences: dict[str, Sequence] = {}
         self._batch: Batch | None = None
@@ -92,6 +93,19 @@ class SimulatedEngine:
         return self._scheduler.admitted
 
     @property
+    def finds_blocks(self) -> bool:
+        """Whether prompts with the same ``hashes`` find each other's blocks."""
+        return isinstance(self._kv, BlockCache)
+
+    def cached_tokens(self, sequence_id: str) -> int:
+        """Return how many tokens of a sequence's prompt were found cached when it was taken in last.
+
+        Raises:
+            KeyError: there is no such sequence.
+        """
+        return self._sequences[sequence_id].cached
+
+    @property
     def kv_tokens_used(self) -> int:
         """Tokens in allocated blocks; a block counts whole."""
         return (self._kv.blocks - self._kv.free) * self._kv.block_size
@@ -105,11 +119,13 @@ class SimulatedEngine:
         *,
         tbt_seconds: float | None = None,
         common: int = 0,
+        hashes: tuple[bytes, ...] = (),
     ) -> None:
         """Queue a prompt. Prompts of the same ``content`` begin with the same tokens: one finds the other's blocks.
 
         Only the first ``common`` tokens are the content's, if that is given; then it also finds those that a running
-        sequence holds. ``tbt_seconds`` is for schedulers that know deadlines; vLLM's does not.
+        sequence holds. To a ``BlockCache`` only ``hashes`` matter, one for each full block of the prompt.
+        ``tbt_seconds`` is for schedulers that know deadlines; vLLM's does not.
 
         Raises:
             ValueError: the id is in use, a length is below one, or the whole sequence can never fit the KV cache.
@@ -120,7 +136,9 @@ class SimulatedEngine:
             raise ValueError("a prompt and an output have at least one token")
         if prompt_tokens + output_tokens > self._kv.blocks * self._kv.block_size:
             raise ValueError(f"{prompt_tokens + output_tokens} tokens never fit into {self.config.profile.kv_tokens}")
-        sequence = Sequence(sequence_id, prompt_tokens, output_tokens, content, tbt_seconds=tbt_seconds, common=common)
+        sequence = Sequence(
+            sequence_id, prompt_tokens, output_tokens, content, tbt_seconds=tbt_seconds, common=common, hashes=hashes
+        )
         self._sequences[sequence_id] = sequence
         if self.config.async_scheduling and self._batch is not None:
             self._late.append(sequence)

@@ -29,10 +29,12 @@ class Sequence:
         "content",
         "decoding",
         "from_cache",
+        "hashes",
         "id",
         "known",
         "left",
         "prompt_tokens",
+        "shown",
         "tbt_seconds",
         "token",
     )
@@ -46,8 +48,11 @@ class Sequence:
         *,
         tbt_seconds: float | None = None,
         common: int = 0,
+        hashes: tuple[bytes, ...] = (),
     ) -> None:
         self.id = sequence_id
+        self.hashes = hashes  # of the full blocks of its prompt, for a cache that finds blocks by them
+        self.shown = 0  # of these, how many can be found because it holds them
         self.content = content
         self.common = min(common, prompt_tokens) or prompt_tokens  # tokens that are its content's
         self.prompt_tokens = prompt_tokens
@@ -84,8 +89,9 @@ class KvCache:
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
-    def give(self, sequence: Sequence, blocks: int) -> None:
-        """Let ``sequence`` hold so many free blocks more."""
+    def give(self, sequence: Sequence, blocks: int, upto: int = 0) -> None:
+        """Let ``sequence`` hold so many free blocks more; ``upto`` of its tokens are computed after this step."""
+        del upto
         sequence.blocks += blocks
         self._take(blocks)
 

@@ -86,7 +86,7 @@ class VllmScheduler:
                     preempted = True
                 if preempted and sequence.id not in running:
                     break  # it was the youngest itself: nothing behind it is left
-                kv.give(sequence, need)
+                kv.give(sequence, need, computed + tokens)
             budget -= tokens
             batch.append((sequence, tokens))
         self.admitted = self._admit(batch, budget) if budget and not preempted else []
@@ -114,11 +114,12 @@ class VllmScheduler:
                 shared = max(shared, *same)
             kv.give_cached(sequence, shared)
             tokens = min(sequence.known - sequence.computed, budget)
-            kv.give(sequence, kv.blocks_for(sequence.computed + tokens) - sequence.blocks)
+            upto = sequence.computed + tokens
+            kv.give(sequence, kv.blocks_for(upto) - sequence.blocks, upto)
             budget -= tokens
             batch.append((sequence, tokens))
             if sequence.content is not None:
-                filling[sequence.content] = sequence.computed + tokens
+                filling[sequence.content] = upto
         return admitted
 
     def _preempt_youngest(self) -> None:

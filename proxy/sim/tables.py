@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from proxy.sim.capacity import Capacity
     from proxy.sim.study import RunFigures
+    from proxy.sim.workload import Surge
 
 Summary = dict[str, dict[str, dict[str, Any]]]
 
@@ -25,7 +26,8 @@ Medians over the seeds. range: least and greatest p50 of a seed. change: of p50 
 row, seed by seed. done, offered: requests per second. starved: steps that the gate left without
 prompt tokens while a prompt waited that the engine had room for, % of all. queue: from an engine's
 receipt of a prompt to the first step that works on it. attained: requests whose TTFT and every TBT
-were within their class's deadlines, %. goodput: those of all classes, per second."""
+were within their class's deadlines, %. goodput: those of all classes, per second. never: no first
+token came, as of requests that failed."""
 
 
 _LEARNING_LEGEND = """\
@@ -34,12 +36,13 @@ stream in them, by what was truly in those; against what the engine's profile sa
 against what the steps took. tokens right: steps whose prompt tokens the proxy had counted exactly."""
 
 
-def print_study(console: Console, summary: Summary, runs: Sequence[RunFigures]) -> None:
+def print_study(console: Console, summary: Summary, runs: Sequence[RunFigures], surge: Surge | None = None) -> None:
     """Print a study's tables: with rules on a terminal, plain columns elsewhere."""
+    more = "" if surge is None else f", {surge.factor:g} times as many for the first {surge.seconds:g} s"
     for rate, rows in summary.items():
         if not rows:
             continue
-        console.print(Text(f"{rate} requests per second", style="bold"))
+        console.print(Text(f"{rate} requests per second{more}", style="bold"))
         several = any(len(row["median"].get("ttft_s_by_tenant", ())) > 1 for row in rows.values())
         for table in (_overview(rows), _by_class(rows), *([_by_tenant(rows)] if several else []), _by_length(rows)):
             _print(console, table)

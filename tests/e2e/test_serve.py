@@ -12,10 +12,13 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import aiohttp
 import pytest
+
+from proxy.config import load_settings
 
 pytestmark = pytest.mark.e2e
 
@@ -176,6 +179,67 @@ async def test_engines_that_are_not_there_are_told_and_not_fatal() -> None:
             assert response.status == 503
         proxy.stop(signal.SIGINT)
         assert await proxy.exit_code() == 0
+
+
+@asynccontextmanager
+async def simulated_engine(*arguments: str) -> AsyncIterator[str]:
+    """``slai-proxy engine`` on a free port; its URL."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "proxy", "engine", "--ports", "0", *arguments), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(30):
+            told = [(await process.stdout.readline()).decode().rstrip() for _ in range(2)]
+        found = re.fullmatch(r"simulated engines at (http://\S+)", told[0])
+        assert found is not None
+        # The line below can be typed as it is.
+        assert load_settings(shlex.split(told[1].partition(": slai-proxy serve ")[2]), "serve")[0].engines == (
+            found[1],
+        )
+        yield found[1]
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def test_tiles_over_a_simulated_engine_find_each_other_cached() -> None:
+    limits = ("--token-budget", "8192")
+    async with (
+        simulated_engine(*limits, "--speed", "2") as engine,
+        serving("--engines", engine, "--tiles", *limits) as proxy,
+        aiohttp.ClientSession() as client,
+    ):
+        url, strict = f"{proxy.url}/v1/completions", JSON | {"x-slo-tbt-ms": "100"}
+
+        async def cached_share(prompt: object) -> float:
+            body = {"model": "simulated", "prompt": prompt, "max_tokens": 1}
+            async with client.post(url, json=body) as response:
+                usage = (await response.json())["usage"]
+            return float(
+                usage.get("prompt_tokens_details", {"cached_tokens": 0})["cached_tokens"] / usage["prompt_tokens"]
+            )
+
+        async with client.post(url, data=body_of(proxy, 20_000), headers=strict) as running:
+            await running.content.readany()
+            most = {"text": 0.0, "ids": 0.0}
+            numbers = count()
+            async with asyncio.timeout(30):  # the proxy has to learn first how long steps take
+                while min(most.values()) < 0.5:
+                    fresh = [next(numbers) for _ in range(2)]
+                    texts = ["".join(f"{n} is not {number}. " for n in range(1300)) for number in fresh]
+                    ids = [list(range(number, number + 6000)) for number in fresh]
+                    shares = await asyncio.gather(*map(cached_share, (*texts, *ids)))
+                    # Slices bring all but the last piece, of texts by the ids that the engine tells.
+                    most = {"text": max(most["text"], *shares[:2]), "ids": max(most["ids"], *shares[2:])}
+        async with client.get(f"{proxy.url}/metrics") as response:
+            told = (await response.text()).splitlines()
+    found = dict(line.rsplit(" ", 1) for line in told if line.startswith("slai_slice"))
+    assert float(found["slai_slices_total"]) >= 4
+    hits, misses = (float(found[f'slai_slice_prefix_tokens_total{{cached="{c}"}}']) for c in ("yes", "no"))
+    assert hits > 0
+
+    assert misses == 0
 
 
 async def test_debugging_and_the_decision_log_of_a_whole_life(tmp_path: Path) -> None:

@@ -48,6 +48,14 @@ async def test_a_run_reports_in_json_and_in_tables(
     assert all(len(body["prompt"]) <= 100 and body["max_tokens"] <= 3 for body in upstream.bodies)
 
 
+async def test_send_class_reaches_every_request(upstream: Upstream) -> None:
+    await run(upstream, "--class", "gold:1:tbt=0.1", "--json", "-")
+    assert not any("x-slo-class" in request.headers for request in upstream.requests)
+    upstream.requests.clear()
+    await run(upstream, "--class", "gold:1:tbt=0.1", "--json", "-", "--send-class")
+    assert [request.headers["x-slo-class"] for request in upstream.requests] == ["gold"] * 5
+
+
 async def test_json_on_standard_output_stands_alone(upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
     await run(upstream, "--json", "-")
     told = capsys.readouterr()
@@ -122,6 +130,10 @@ async def test_ctrl_c_ends_the_run_and_reports_it(upstream: Upstream, capsys: py
         (
             ["run", "--url", DOWN, "--rate", "1", "--requests", "1", "--class", "a:0.5", "--class", "a:0.5:tbt=1"],
             "same name",
+        ),
+        (
+            ["run", "--url", DOWN, "--rate", "1", "--requests", "1", "--class", "a:1:weight=2"],
+            "weight is the proxy's affair: give it in its configuration",
         ),
         (["run", "--url", DOWN, "--rate", "1", "--requests", "1", "--trace", "none.csv"], "cannot read the trace"),
         (["run", "--url", DOWN, "--rate", "1", "--requests", "1", "--json", "no/such/place.json"], "cannot write to"),

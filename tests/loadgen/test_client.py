@@ -284,6 +284,14 @@ async def test_deadlines_go_along_in_the_servers_time(
     assert "x-slo-class" not in headers
 
 
+async def test_the_class_is_named_on_demand_only(client: Client, upstream: Upstream) -> None:
+    scheduled = request_at(0.0, kind=RequestClass("gold", tbt_seconds=0.1))
+    naming = Client(client.session, client.clock, "tiny", nonce=1, send_class=True)
+    await naming.send(upstream.url, RequestRecord(scheduled), naming.prepare(scheduled))
+    headers = upstream.requests[0].headers
+    assert (headers["x-slo-class"], headers["x-slo-tbt-ms"]) == ("gold", "100")
+
+
 async def test_a_tenant_is_told_by_its_header_and_nobody_by_none(client: Client, upstream: Upstream) -> None:
     seen: list[str | None] = []
 

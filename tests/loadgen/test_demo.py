@@ -193,6 +193,17 @@ def test_what_a_busy_machine_has_spoiled_is_told(outcome: Outcome) -> None:
     assert "Far from the prediction: TBT p99 strict (proxy) by +25%." in told(outcome).replace("\n", " ")
 
 
+def test_an_attainment_far_from_the_prediction_is_told_too(outcome: Outcome) -> None:
+    for kind, strict in ((outcome.live, 0.43), (outcome.simulated, 0.82)):
+        for side in (DIRECT, PROXY):
+            kind[side]["metrics"]["attainment"] = {"strict": 0.8, "relaxed": None}
+        kind[PROXY]["metrics"]["attainment"]["strict"] = strict
+    text = told(outcome).replace("\n", " ")
+    assert "Far from the prediction: attainment strict (proxy) 43% instead of 82%." in text
+    outcome.live[PROXY]["metrics"]["attainment"]["strict"] = 0.75
+    assert "Far from" not in told(outcome)
+
+
 def test_nothing_is_concluded_from_nothing(outcome: Outcome) -> None:
     outcome.live[DIRECT]["metrics"]["ttft_s"]["p50"] = None
     assert "Look at" not in told(outcome)

@@ -112,7 +112,7 @@ def test_rows_left_out_of_a_trace_are_told(simulate: Simulate, tmp_path: Path) -
     ("argv", "message"),
     [
         (["--trace", "nowhere.csv"], "cannot read the trace 'nowhere.csv'"),
-        (["--class", "a:0.5"], "must not be negative and add up to 1"),
+        (["--class", "a:0.5"], "--class: the shares add up to 0.5, not 1"),
         (["--class", "a:0.5", "--class", "a:0.5"], "--class: two classes have the same name"),
         (["--token-budget", "64"], "the token budget must hold one token of every sequence"),
     ],
@@ -123,6 +123,53 @@ def test_what_cannot_be_done_is_told_in_one_line(simulate: Simulate, argv: list[
     assert err.startswith("slai-proxy simulate: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+_ONE = ("--rate", "2", "--requests", "20", "--seeds", "1", "--jobs", "1")
+
+
+def notes_of(err: str) -> list[str]:
+    return [line for line in err.splitlines() if line.startswith("note: ")]
+
+
+def test_a_surge_stands_in_the_heading(simulate: Simulate, trace: str) -> None:
+    _, out, err = simulate(*_ONE, "--trace", trace, "--surge", "2.5:3")
+    assert out.splitlines()[0] == "2 requests per second, 2.5 times as many for the first 3 s"
+    assert notes_of(err) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--surge", "2.5:600"], "--surge: at --rate 2 all 20 requests come within its 600 s"),
+        (["--policy", "fcfs,gate-limit"], "--policy gate-limit refuses by the ttft of a --class, and none has one"),
+        (["--capacity", "0.5"], "--capacity lies between two rates, and there is one"),
+        (["--capacity", "0.5", "--step-model"], "--step-model compares no policies: --capacity is left aside"),
+    ],
+)
+def test_what_does_less_than_it_looks_like_is_noted(
+    simulate: Simulate, trace: str, argv: list[str], words: str
+) -> None:
+    status, _, err = simulate(*_ONE, "--trace", trace, *argv)
+    assert status == 0
+    (note,) = notes_of(err)
+    assert words in note
+
+
+def test_what_does_what_it_says_is_not_noted(simulate: Simulate, trace: str) -> None:
+    argv = ("--policy", "gate-limit", "--class", "a:1:ttft=2", "--capacity", "0.5")
+    assert notes_of(simulate(*_SMALL, "--trace", trace, *argv)[2]) == []
+
+
+def test_a_decision_log_is_not_overwritten(simulate: Simulate, trace: str, tmp_path: Path) -> None:
+    log = tmp_path / "decisions.jsonl"
+    argv = (*_ONE, "--trace", trace, "--policy", "gate", "--decision-log", str(log))
+    assert simulate(*argv)[0] == 0
+    first = log.read_bytes()
+    status, out, err = simulate(*argv)
+    assert (status, out) == (2, "")
+    assert err == f"slai-proxy simulate: --decision-log: {log} is there already, and is not overwritten\n"
+    assert log.read_bytes() == first != b""
 
 
 def test_request_that_never_fits_the_gpu_is_told(simulate: Simulate, tmp_path: Path) -> None:

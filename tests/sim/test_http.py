@@ -209,6 +209,7 @@ class TestWholeAnswers:
         (COMPLETIONS, b"{}", 400, "Bad Request", None),
         (CHAT, b'{"prompt": "x"}', 400, "Bad Request", None),
         (COMPLETIONS, b'{"prompt": [-1]}', 400, "Bad Request", None),
+        (COMPLETIONS, b'{"prompt": [9223372036854775808]}', 400, "Bad Request", None),
         (COMPLETIONS, b'{"prompt": ["a", "b"]}', 400, "Bad Request", None),
         (COMPLETIONS, b'{"prompt": []}', 400, "BadRequestError", "prompt"),
         (COMPLETIONS, b'{"prompt": "x", "n": 2}', 400, "BadRequestError", "n"),
@@ -262,6 +263,87 @@ async def test_the_context_is_never_longer_than_the_kv_cache() -> None:
             (model,) = (await response.json())["data"]
         assert model["max_model_len"] == 1024
         assert (await post(client, COMPLETIONS, prompt=[1] * 1000, max_tokens=100))["usage"]["total_tokens"] == 1024
+
+
+def found_cached(usage: dict[str, Any]) -> int:
+    details = usage.get("prompt_tokens_details")
+    found: int = details["cached_tokens"] if details else 0
+    return found
+
+
+class TestPrefixCache:
+    """Of engines as the commands start them."""
+
+    @pytest.fixture
+    async def client(self) -> AsyncIterator[aiohttp.ClientSession]:
+        engines = await start_engines([0], FAST, model="m")
+        try:
+            async with aiohttp.ClientSession(engines[0].url) as client:
+                yield client
+        finally:
+            await stop_engines(engines)
+
+    async def test_it_is_announced(self, client: aiohttp.ClientSession) -> None:
+        async with client.get("/metrics") as response:
+            assert 'enable_prefix_caching="True"' in await response.text()
+
+    @pytest.mark.parametrize(
+        ("second", "cached"),
+        [
+            (list(range(100)), 96),
+            (list(range(96)), 80),  # the last token is computed in any case
+            (list(range(150)), 96),
+            (list(range(50)), 48),
+            ([*range(40), *range(1000, 1060)], 32),
+            ([*range(15), 9999, *range(16, 100)], 0),
+            (list(range(1, 101)), 0),
+        ],
+    )
+    async def test_a_prompt_finds_what_it_has_in_common_with_one_before(
+        self, client: aiohttp.ClientSession, second: list[int], cached: int
+    ) -> None:
+        first = (await post(client, COMPLETIONS, prompt=list(range(100)), max_tokens=1))["usage"]
+        assert first == {"prompt_tokens": 100, "completion_tokens": 1, "total_tokens": 101}
+        assert found_cached((await post(client, COMPLETIONS, prompt=second, max_tokens=3))["usage"]) == cached
+
+    async def test_prompts_of_one_beginning_find_it_and_their_own_end(self, client: aiohttp.ClientSession) -> None:
+        ends = [[*range(64), *range(start, start + 64)] for start in (1000, 2000)]
+        found = [
+            found_cached((await post(client, COMPLETIONS, prompt=prompt, max_tokens=1))["usage"])
+            for prompt in (*ends, *ends)
+        ]
+        assert found == [0, 64, 112, 112]
+
+    async def test_of_a_stream_its_last_chunk_tells(self, client: aiohttp.ClientSession) -> None:
+        body = {"messages": [{"role": "user", "content": "word " * 100}], "stream_options": {"include_usage": True}}
+        first, second = [(await stream(client, CHAT, max_tokens=3, **body))[-1]["usage"] for _ in range(2)]
+        assert found_cached(first) == 0
+        assert second["prompt_tokens_details"] == {"cached_tokens": 112}  # of 125
+
+    @pytest.mark.parametrize("chat", [True, False])
+    async def test_text_is_found_by_the_token_ids_that_tokenize_gave(
+        self, client: aiohttp.ClientSession, chat: bool
+    ) -> None:
+        text = "".join(f"{n} Ünïcödé 🙂 " for n in range(40))
+        prompt: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
+        answer = await post(client, "/tokenize", **prompt)
+        ids = answer["tokens"]
+        assert len(ids) == answer["count"] == -(-len(text) // 4)
+        await post(client, COMPLETIONS, prompt=ids[:64], max_tokens=1)
+        usage = (await post(client, CHAT if chat else COMPLETIONS, max_tokens=1, **prompt))["usage"]
+        assert (usage["prompt_tokens"], found_cached(usage)) == (len(ids), 64)
+
+    async def test_another_salt_is_another_prompt(self, client: aiohttp.ClientSession) -> None:
+        salts = ("a", "b", "a", None)
+        found = [
+            found_cached(
+                (await post(client, COMPLETIONS, prompt=[1] * 40, max_tokens=1, **({"cache_salt": s} if s else {})))[
+                    "usage"
+                ]
+            )
+            for s in salts
+        ]
+        assert found == [0, 0, 32, 0]
 
 
 class TestMetrics:
@@ -349,8 +431,11 @@ class WatchedEngine(SimulatedEngine):
         *,
         tbt_seconds: float | None = None,
         common: int = 0,
+        hashes: tuple[bytes, ...] = (),
     ) -> None:
-        super().add(sequence_id, prompt_tokens, output_tokens, content, tbt_seconds=tbt_seconds, common=common)
+        super().add(
+            sequence_id, prompt_tokens, output_tokens, content, tbt_seconds=tbt_seconds, common=common, hashes=hashes
+        )
         self.added.set()
 
     def abort(self, sequence_id: str) -> None:
@@ -507,6 +592,9 @@ class Pacing:
     def __init__(self, delays: Callable[[int], float] = lambda _: 0.0) -> None:
         self.times: list[float] = []
         self._delays = delays
+
+    def on_start(self, cached_tokens: int) -> None:
+        assert not self.times
 
     def on_token(self, *, finished: bool) -> None:
         loop = asyncio.get_running_loop()

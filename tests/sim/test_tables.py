@@ -80,7 +80,8 @@ def test_failed_requests_are_told_and_their_ttft_is_never(study: Study, runs: li
     failed = {**runs[0], "errors": {"queue_timeout": 3}, "ttft_s": {"p50": 1.0, "p90": 2.0, "p99": None}}
     text = _drawn(study, [failed])
     assert "fcfs at 0.5 req/s, seed 1: of 40 requests failed 3 x queue_timeout." in text
-    assert "never" in text
+    assert "never" in text.partition("Medians over the seeds")[0]
+    assert "never: no first" in text  # says the legend
 
 
 def test_early_stop_draws_what_there_is(study: Study, runs: list[RunFigures]) -> None:

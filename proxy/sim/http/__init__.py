@@ -4,6 +4,8 @@
     The engine on the event loop's clock: one task takes its steps, tokens go straight to their streams.
 ``bodies``
     Requests: what the engine needs from a body, and vLLM's refusals.
+``prompts``
+    Token ids of prompts, and the blocks of them that the prefix cache finds.
 ``answers``
     Bytes of the answers: server-sent events token by token, and whole bodies.
 ``metrics``
@@ -11,7 +13,7 @@
 ``app``
     The aiohttp application, and starting several engines in one process.
 
-What it leaves out: sampling, stop strings, tools, logprobs, prefix caching, several prompts or choices per request.
+What it leaves out: sampling, stop strings, tools, logprobs, several prompts or choices per request.
 Every answer has exactly ``max_tokens`` tokens (as with ``ignore_eos``) and ends with ``finish_reason: "length"``.
 """
 

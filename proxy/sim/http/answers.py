@@ -34,13 +34,15 @@ def text_of(tokens: int) -> str:
 class Answer:
     """One answer's identity: what all its chunks share."""
 
-    __slots__ = ("chat", "created", "id", "model", "wanted")
+    __slots__ = ("cached_tokens", "chat", "created", "id", "model", "wanted")
 
     def __init__(self, wanted: Generation, model: str, request_id: str) -> None:
         self.wanted = wanted
         self.model = model
         self.id = f"{'chatcmpl' if wanted.chat else 'cmpl'}-{request_id}"
         self.created = int(time.time())
+        self.cached_tokens = 0
+        """Tokens of the prompt that were found in the prefix cache."""
 
     def whole(self) -> bytes:
         """Return the body of the answer to a request that does not stream."""
@@ -92,9 +94,12 @@ class Answer:
     def _envelope(self, name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self.id, "object": name, "created": self.created, "model": self.model, "choices": choices}
 
-    def _usage(self, tokens: int) -> dict[str, int]:
+    def _usage(self, tokens: int) -> dict[str, Any]:
         prompt = self.wanted.prompt_tokens
-        return {"prompt_tokens": prompt, "total_tokens": prompt + tokens, "completion_tokens": tokens}
+        usage: dict[str, Any] = {"prompt_tokens": prompt, "total_tokens": prompt + tokens, "completion_tokens": tokens}
+        if self.cached_tokens:  # as vLLM with --enable-prompt-tokens-details, which leaves a zero out
+            usage["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+        return usage
 
 
 class EventStream:
@@ -111,6 +116,10 @@ class EventStream:
         placeholder = "#" * len(_WORDS[0])
         plain = self._frame(answer.token_event(placeholder, 0, last=False))
         self._before_word, _, self._after_word = plain.rpartition(placeholder.encode())
+
+    def on_start(self, cached_tokens: int) -> None:
+        """Keep for the usage how much of the prompt was cached."""
+        self._answer.cached_tokens = cached_tokens
 
     def on_token(self, *, finished: bool) -> None:
         """Write the events that the next token brings; to a connection that is gone, nothing."""
@@ -144,7 +153,14 @@ class EventStream:
 class Silence:
     """Takes the tokens of an answer that is sent whole."""
 
-    __slots__ = ()
+    __slots__ = ("_answer",)
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def on_start(self, cached_tokens: int) -> None:
+        """Keep for the usage how much of the prompt was cached."""
+        self._answer.cached_tokens = cached_tokens
 
     def on_token(self, *, finished: bool) -> None:
         """Do nothing: the handler builds the body when the sequence has finished."""

@@ -13,6 +13,7 @@ from aiohttp import HttpVersion11, web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from proxy import __version__
+from proxy.sim.blockcache import BlockCache
 from proxy.sim.engine import EngineConfig, SimulatedEngine
 from proxy.sim.http.answers import Answer, EventStream, Silence
 from proxy.sim.http.bodies import ApiError, Generation, Limits, read_chat, read_completion, read_tokenize
@@ -105,7 +106,7 @@ async def start_engines(
     engines: list[RunningEngine] = []
     try:
         for port in ports:
-            app = create_app(SimulatedEngine(config), model=model, speed=speed)
+            app = create_app(SimulatedEngine(config, cache=BlockCache), model=model, speed=speed)
             engines.append(await serve(app, host, port))
     except BaseException:
         await stop_engines(engines)
@@ -156,7 +157,7 @@ async def _generate(request: web.Request, read: Callable[[bytes, Limits], Genera
     answer = Answer(wanted, server.limits.model, request.headers.get("X-Request-Id") or uuid.uuid4().hex)
     if wanted.stream:
         return await _stream(request, answer)
-    await server.generate(wanted.prompt_tokens, wanted.output_tokens, Silence())
+    await server.generate(wanted.prompt_tokens, wanted.output_tokens, Silence(answer), wanted.hashes)
     return web.Response(body=answer.whole(), content_type="application/json")
 
 
@@ -170,7 +171,7 @@ async def _stream(request: web.Request, answer: Answer) -> web.StreamResponse:
         raise ConnectionResetError("the client has gone")
     events = EventStream(answer, transport, chunked=response.chunked)
     wanted = answer.wanted
-    await request.app[SERVER].generate(wanted.prompt_tokens, wanted.output_tokens, events)
+    await request.app[SERVER].generate(wanted.prompt_tokens, wanted.output_tokens, events, wanted.hashes)
     return response
 
 
@@ -183,10 +184,8 @@ async def _json_body(request: web.Request) -> bytes:
 
 async def _tokenize(request: web.Request) -> web.Response:
     limits = request.app[SERVER].limits
-    tokens = read_tokenize(await _json_body(request), limits)
-    return _json(
-        {"count": tokens, "max_model_len": limits.max_model_len, "tokens": list(range(tokens)), "token_strs": None}
-    )
+    ids = read_tokenize(await _json_body(request), limits)
+    return _json({"count": len(ids), "max_model_len": limits.max_model_len, "tokens": ids, "token_strs": None})
 
 
 async def _models(request: web.Request) -> web.Response:

@@ -1,6 +1,7 @@
 """Request bodies: the few fields that matter to an engine without a model, and vLLM's refusals.
 
-Text counts as one token per four characters, of all messages together for chat; token ids count exactly.
+Text counts as one token per four characters, of all messages together for chat; token ids count exactly. A chat is
+its messages' text end to end: who says what makes no difference to the prefix cache.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-_CHARACTERS_PER_TOKEN = 4
+from proxy.sim.http.prompts import block_hashes, token_ids
+
 _COMPLETION_TOKENS = 16
 _CHAT_TOKENS = 256
 """Answer lengths where the client names none. vLLM lets a chat fill its context; a model would have stopped before."""
@@ -50,7 +52,7 @@ class _Message(msgspec.Struct):
     content: str | list[_Part] | None = None
 
 
-_Prompt = str | list[Annotated[int, msgspec.Meta(ge=0)]]
+_Prompt = str | list[Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]]
 
 
 class _Generation(msgspec.Struct, kw_only=True):
@@ -59,6 +61,7 @@ class _Generation(msgspec.Struct, kw_only=True):
     stream_options: _StreamOptions | None = None
     max_tokens: int | None = None
     n: int | None = None
+    cache_salt: str | None = None
 
 
 class _Completion(_Generation, kw_only=True):
@@ -87,6 +90,8 @@ class Generation:
     include_usage: bool
     continuous_usage: bool
     """Usage in every chunk; vLLM grants it only together with ``include_usage``."""
+    hashes: tuple[bytes, ...] = ()
+    """Of the prompt's full blocks, for the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,7 @@ class Limits:
 
     model: str
     max_model_len: int
+    block_tokens: int = 16
 
 
 def read_completion(body: bytes, limits: Limits) -> Generation:
@@ -106,8 +112,8 @@ def read_completion(body: bytes, limits: Limits) -> Generation:
     wanted = _decode(body, _Completion)
     if not wanted.prompt and not isinstance(wanted.prompt, str):
         raise ApiError("Either prompt or prompt_embeds must be provided and non-empty.", param="prompt")
-    tokens = _text_tokens(len(wanted.prompt)) if isinstance(wanted.prompt, str) else len(wanted.prompt)
-    return _check(wanted, limits, tokens, wanted.max_tokens, _COMPLETION_TOKENS)
+    ids = token_ids(wanted.prompt) if isinstance(wanted.prompt, str) else wanted.prompt
+    return _check(wanted, limits, ids, wanted.max_tokens, _COMPLETION_TOKENS)
 
 
 def read_chat(body: bytes, limits: Limits) -> Generation:
@@ -118,11 +124,11 @@ def read_chat(body: bytes, limits: Limits) -> Generation:
     """
     wanted = _decode(body, _Chat)
     allowed = wanted.max_tokens if wanted.max_completion_tokens is None else wanted.max_completion_tokens
-    return _check(wanted, limits, _message_tokens(wanted.messages), allowed, _CHAT_TOKENS)
+    return _check(wanted, limits, token_ids(_text(wanted.messages)), allowed, _CHAT_TOKENS)
 
 
-def read_tokenize(body: bytes, limits: Limits) -> int:
-    """Read the body of ``/tokenize`` and return the tokens of its prompt or messages.
+def read_tokenize(body: bytes, limits: Limits) -> list[int]:
+    """Read the body of ``/tokenize`` and return the token ids of its prompt or messages.
 
     Raises:
         ApiError: the body is malformed or names another model.
@@ -130,10 +136,10 @@ def read_tokenize(body: bytes, limits: Limits) -> int:
     wanted = _decode(body, _Tokenize)
     _check_model(wanted.model, limits)
     if wanted.messages is not None:
-        return _message_tokens(wanted.messages)
+        return token_ids(_text(wanted.messages))
     if wanted.prompt is None:
         raise ApiError("1 validation error:\n  prompt: Field required", error_type="Bad Request", param="prompt")
-    return _text_tokens(len(wanted.prompt))
+    return token_ids(wanted.prompt)
 
 
 _T = TypeVar("_T", _Completion, _Chat, _Tokenize)
@@ -152,9 +158,10 @@ def _decode(body: bytes, shape: type[_T]) -> _T:
 
 
 def _check(
-    wanted: _Completion | _Chat, limits: Limits, prompt_tokens: int, allowed: int | None, default: int
+    wanted: _Completion | _Chat, limits: Limits, ids: list[int], allowed: int | None, default: int
 ) -> Generation:
     _check_model(wanted.model, limits)
+    prompt_tokens = len(ids)
     options = wanted.stream_options or _StreamOptions()
     if wanted.stream_options is not None and not wanted.stream:
         message = "Stream options can only be defined when `stream=True`."
@@ -184,6 +191,7 @@ def _check(
         stream=bool(wanted.stream),
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
+        hashes=block_hashes(ids, limits.block_tokens, wanted.cache_salt or ""),
     )
 
 
@@ -197,14 +205,10 @@ def _check_model(model: str | None, limits: Limits) -> None:
         )
 
 
-def _text_tokens(characters: int) -> int:
-    return max(1, -(-characters // _CHARACTERS_PER_TOKEN))
+def _text(messages: list[_Message]) -> str:
+    return "".join(map(_text_of, messages))
 
 
-def _message_tokens(messages: list[_Message]) -> int:
-    return _text_tokens(sum(map(_characters, messages)))
-
-
-def _characters(message: _Message) -> int:
+def _text_of(message: _Message) -> str:
     content = message.content or ""
-    return len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
+    return content if isinstance(content, str) else "".join(part.text or "" for part in content)

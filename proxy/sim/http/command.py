@@ -6,10 +6,13 @@ import argparse
 import asyncio
 import signal
 import sys
+from math import inf
 
 from proxy.sim.engine import EngineConfig
 from proxy.sim.http.app import start_engines, stop_engines
 from proxy.sim.profiles import PROFILES
+
+_LAST_PORT = 65535
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -41,7 +44,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal; returns the exit code."""
     try:
-        ports = [int(port) for port in options.ports.split(",")]
+        ports = [_port(port.strip()) for port in options.ports.split(",")]
+        _check(options)
         config = EngineConfig(
             PROFILES[options.profile],
             options.token_budget,
@@ -51,9 +55,6 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"slai-proxy engine: {error}", file=sys.stderr)  # noqa: T201
         return 2
-    if options.speed <= 0 or not all(0 <= port <= 65535 for port in ports):
-        print("slai-proxy engine: ports lie in 0..65535 and --speed is positive", file=sys.stderr)  # noqa: T201
-        return 2
     try:
         asyncio.run(_serve(options, ports, config))
     except OSError as error:
@@ -62,11 +63,45 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _port(text: str) -> int:
+    if text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) <= _LAST_PORT:
+        return int(text)
+    raise ValueError(f"--ports: {text!r} is not a port (0 to {_LAST_PORT})")
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Make sure of the numbers.
+
+    Raises:
+        ValueError: one is of no use; the message names its flag.
+    """
+    numbers = {
+        "--token-budget": options.token_budget,
+        "--max-num-seqs": options.max_num_seqs,
+        "--speed": options.speed,
+    }
+    for flag, number in numbers.items():
+        if not 0 < number < inf:
+            raise ValueError(f"{flag}: {number:g} is not a positive number")
+    if options.token_budget < options.max_num_seqs:
+        raise ValueError(
+            f"--token-budget: {options.token_budget} does not hold one token of each of --max-num-seqs "
+            f"{options.max_num_seqs} sequences"
+        )
+
+
 async def _serve(options: argparse.Namespace, ports: list[int], config: EngineConfig) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     engines = await start_engines(ports, config, model=options.model, speed=options.speed, host=options.host)
-    print(",".join(engine.url for engine in engines), flush=True)  # noqa: T201
+    urls = ",".join(engine.url for engine in engines)
+    limits = f"--token-budget {options.token_budget} --max-num-seqs {options.max_num_seqs}"
+    print(  # noqa: T201
+        f"simulated engines at {urls}",
+        f"for a proxy in front: slai-proxy serve --engines {urls} {limits}",
+        sep="\n",
+        flush=True,
+    )
     await stop.wait()
     await stop_engines(engines)

@@ -61,7 +61,7 @@ class EngineMetrics(Collector):
         yield success
         cache = {
             "block_size": str(config.block_size),
-            "enable_prefix_caching": "False",
+            "enable_prefix_caching": str(engine.finds_blocks),
             "engine": "0",
             "kv_cache_size_tokens": str(kv_tokens),
             "num_gpu_blocks": str(config.blocks),

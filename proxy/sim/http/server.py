@@ -19,16 +19,21 @@ _logger = logging.getLogger(__name__)
 class TokenSink(Protocol):
     """Where the tokens of one sequence go; called by the step loop, so it must not block or raise."""
 
-    def on_token(self, *, finished: bool) -> None: ...
+    def on_start(self, cached_tokens: int) -> None:
+        """Take note that the prompt's first tokens were found in the prefix cache; before any token."""
+
+    def on_token(self, *, finished: bool) -> None:
+        """Take the next token."""
 
 
 class _Sequence:
-    __slots__ = ("begun", "done", "prompt_tokens", "sink")
+    __slots__ = ("begun", "done", "prompt_tokens", "sink", "started")
 
     def __init__(self, prompt_tokens: int, sink: TokenSink, done: asyncio.Future[None]) -> None:
         self.prompt_tokens = prompt_tokens
         self.sink = sink
         self.done = done
+        self.started = False  # the engine has taken it in
         self.begun = False  # its first token is out
 
 
@@ -41,7 +46,7 @@ class SimulatedServer:
         config = engine.config
         self.engine = engine
         # vLLM does not start when one sequence of full length exceeds the KV cache; a simulation need not be so strict.
-        self.limits = Limits(model, min(max_model_len, config.blocks * config.block_size))
+        self.limits = Limits(model, min(max_model_len, config.blocks * config.block_size), config.block_size)
         self.prompt_tokens = 0
         """Tokens of all prompts whose prefill is done, each counted once however often it was preempted."""
         self.finished = 0
@@ -66,8 +71,12 @@ class SimulatedServer:
             message, status = "EngineCore encountered an issue.", HTTPStatus.INTERNAL_SERVER_ERROR
             raise ApiError(message, error_type="InternalServerError", status=status)
 
-    async def generate(self, prompt_tokens: int, output_tokens: int, sink: TokenSink) -> None:
+    async def generate(
+        self, prompt_tokens: int, output_tokens: int, sink: TokenSink, hashes: tuple[bytes, ...] = ()
+    ) -> None:
         """Run one sequence, its tokens going to ``sink``; return after the last. Cancel to abort it at once.
+
+        ``hashes`` are those of the prompt's full blocks, by which the prefix cache finds them.
 
         Raises:
             ConnectionResetError: the engine has failed.
@@ -76,7 +85,7 @@ class SimulatedServer:
             raise ConnectionResetError("the simulated engine has failed")
         sequence_id = next(self._ids)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.engine.add(sequence_id, prompt_tokens, output_tokens)
+        self.engine.add(sequence_id, prompt_tokens, output_tokens, hashes=hashes)
         self._sequences[sequence_id] = _Sequence(prompt_tokens, sink, done)
         self._wake()
         try:
@@ -105,6 +114,7 @@ class SimulatedServer:
                     await self._work.wait()
                     step_end = loop.time()
                     continue
+                self._note_started()
                 step_end = self._end_of_step(step_end, duration / self._speed, loop.time())
                 await asyncio.sleep(max(0.0, step_end - loop.time()))
                 self._finish_step()
@@ -122,6 +132,13 @@ class SimulatedServer:
         # More than a whole step late. Catching up would be a burst that no GPU makes, so the time is lost.
         self.lost_seconds += now - last_end
         return now + duration
+
+    def _note_started(self) -> None:
+        for sequence_id in self.engine.step_admitted:
+            sequence = self._sequences[sequence_id]
+            if not sequence.started:  # one that was preempted finds its own blocks again: that does not count
+                sequence.started = True
+                sequence.sink.on_start(self.engine.cached_tokens(sequence_id))
 
     def _finish_step(self) -> None:
         for sequence_id, finished in self.engine.finish_step():
