@@ -1,6 +1,6 @@
 """One streaming request to an OpenAI-compatible server, with the arrival of every token noted.
 
-How a request ends is told by ``RequestRecord.error``, in words that repeat and so can be counted:
+How a request ends is told by ``Result.error``, in words that repeat and so can be counted:
 
 ``http 503``
     The server answered with that status.
@@ -38,8 +38,8 @@ from proxy.wire.tenants import TENANT_HEADER
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from loadgen.results import Result
     from proxy.core.request import RequestClass
-    from proxy.sim.records import RequestRecord
     from proxy.sim.workload import ScheduledRequest
 
 # Plain words in any vocabulary: beyond the special tokens that come first, and small enough for test models.
@@ -101,7 +101,7 @@ class Client:
             body["prompt"] = random.integers(_FIRST_ID, _LAST_ID + 1, size=scheduled.prompt_tokens).tolist()
         return msgspec.json.encode(body)
 
-    async def send(self, base_url: str, record: RequestRecord, body: bytes) -> None:
+    async def send(self, base_url: str, record: Result, body: bytes) -> None:
         """Send one prepared request and note on ``record`` what comes back; failures are noted, not raised."""
         headers = {"Content-Type": "application/json", **self._class_headers(record.request.request_class)}
         if record.request.tenant:
@@ -109,7 +109,7 @@ class Client:
         error: str | None
         try:
             async with asyncio.timeout(self.timeout_seconds / self.time_scale):
-                record.sent_at = self.clock()
+                record.url, record.sent_at = base_url, self.clock()
                 async with self.session.post(base_url + self.api.path, data=body, headers=headers) as response:
                     error = await self._follow(response, record)
         except TimeoutError:
@@ -128,16 +128,18 @@ class Client:
         headers = {name: f"{1000 * s / self.time_scale:g}" for name, s in deadlines.items() if s is not None}
         return headers | {"x-slo-class": kind.name} if self.send_class else headers
 
-    async def _follow(self, response: aiohttp.ClientResponse, record: RequestRecord) -> str | None:
+    async def _follow(self, response: aiohttp.ClientResponse, record: Result) -> str | None:
+        record.status = response.status
         if response.status != 200:
             return f"http {response.status}"
         if response.content_type != "text/event-stream":
             return "not a stream"
         splitter = EventSplitter()
-        completion_tokens: int | None = None
         # Reads on after [DONE] to the end of the body: only then can the connection serve another request.
         async for data in response.content.iter_any():
             now = self.clock()
+            if record.first_byte_at is None:
+                record.first_byte_at = now
             for payload in splitter.feed(data):
                 chunk = read_chunk(payload)
                 if chunk.error:
@@ -147,15 +149,16 @@ class Client:
                 if chunk.tokens or chunk.held_back:
                     record.on_tokens(now, chunk.tokens or 1)
                 if chunk.completion_tokens is not None:
-                    completion_tokens = chunk.completion_tokens
+                    record.prompt_tokens, record.cached_tokens = chunk.prompt_tokens, chunk.cached_tokens
+                    record.completion_tokens = chunk.completion_tokens
                 if chunk.done:
-                    if completion_tokens is not None:
-                        record.tokens = completion_tokens
+                    if record.completion_tokens is not None:
+                        record.tokens = record.completion_tokens
                     self._end(record, now, None if record.tokens else "no token")
         return "cut"
 
     @staticmethod
-    def _end(record: RequestRecord, now: float, error: str | None) -> None:
+    def _end(record: Result, now: float, error: str | None) -> None:
         # The first end counts: what breaks after [DONE] concerns nobody.
         if record.finished_at is None:
             record.finished_at, record.error = now, error

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import aiohttp
 
 from loadgen.client import Api, Client
-from proxy.sim.records import RequestRecord
+from loadgen.results import Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,7 +80,7 @@ async def run_workload(
     nonce: int | None = None,
     progress: Display | None = None,
     stop: asyncio.Event | None = None,
-) -> list[RequestRecord]:
+) -> list[Result]:
     """Send ``workload`` to the base ``urls`` in turn and return a record of each request that was sent.
 
     ``time_scale`` is for a simulated engine that runs that many times faster than a real one: requests leave that
@@ -109,7 +109,7 @@ async def run_workload(
             body = client.prepare(scheduled)
             if not await run.sleep_until(scheduled.at_seconds):
                 break
-            record = RequestRecord(scheduled)
+            record = Result(scheduled)
             run.records.append(record)
             task = group.create_task(client.send(url, record, body), name=f"request {scheduled.index}")
             run.watch(task, record)
@@ -129,7 +129,7 @@ class _Run:
     stop: asyncio.Event
     time_scale: float
     started_at: float
-    records: list[RequestRecord] = field(default_factory=list)
+    records: list[Result] = field(default_factory=list)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def now(self) -> float:
@@ -154,12 +154,12 @@ class _Run:
             left = self.seconds_until(at_seconds)
         return not self.stop.is_set()
 
-    def watch(self, task: asyncio.Task[None], record: RequestRecord) -> None:
+    def watch(self, task: asyncio.Task[None], record: Result) -> None:
         self.counts.sent += 1
         self.tasks.add(task)
         task.add_done_callback(lambda task: self._ended(task, record))
 
-    def _ended(self, task: asyncio.Task[None], record: RequestRecord) -> None:
+    def _ended(self, task: asyncio.Task[None], record: Result) -> None:
         self.tasks.discard(task)
         if record.finished_at is None:  # Cancelled before its first step.
             record.finished_at, record.error = self.now(), "unfinished"

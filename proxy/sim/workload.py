@@ -81,6 +81,18 @@ class ScheduledRequest:
     """Requests of one prefix have their first ``prefix_tokens`` tokens in common."""
     prefix_tokens: int = 0
     tenant: str = ""
+    blocks: tuple[int, ...] = ()
+    """Names of the blocks that its prompt begins with: where two requests have the same name, they have the same text.
+
+    What follows the last block is its own, drawn from ``content_seed``; so two requests of one seed without blocks
+    have the shorter one's whole prompt in common, as the turns of a conversation have."""
+    block_tokens: int = 0
+    """Tokens in each of ``blocks``; the last one may be cut by the prompt's end."""
+    session: str = ""
+    """The conversation that it is a turn of; empty for a request that stands alone."""
+    after: int | None = None
+    """Index of the request whose answer its user waits for; it comes ``think_seconds`` after that answer's end."""
+    think_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

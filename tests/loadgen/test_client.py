@@ -12,8 +12,8 @@ from aiohttp.test_utils import unused_port
 from scripted_upstream import DONE, Clock, Upstream, event, request_at, start_stream, token, usage
 
 from loadgen.client import Api, Client
+from loadgen.results import Result
 from proxy.core.request import RequestClass
-from proxy.sim.records import RequestRecord
 
 pytest_plugins = ("loadgen_fixtures",)
 
@@ -24,9 +24,9 @@ async def client(clock: Clock) -> AsyncIterator[Client]:
         yield Client(session, clock, "tiny", nonce=1)
 
 
-async def ask(client: Client, url: str, *, output: int = 2) -> RequestRecord:
+async def ask(client: Client, url: str, *, output: int = 2) -> Result:
     scheduled = request_at(0.0, output=output)
-    record = RequestRecord(scheduled)
+    record = Result(scheduled)
     await client.send(url, record, client.prepare(scheduled))
     return record
 
@@ -208,7 +208,7 @@ async def test_what_breaks_after_the_end_does_not_matter(client: Client, upstrea
 async def test_a_cancelled_request_is_unfinished(client: Client, clock: Clock, upstream: Upstream) -> None:
     release = asyncio.Event()
     scheduled = request_at(0.0)
-    record = RequestRecord(scheduled)
+    record = Result(scheduled)
 
     async def script(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         response = await start_stream(request)
@@ -233,7 +233,7 @@ async def test_a_connection_serves_one_request_after_another(client: Client, ups
 
 async def test_the_request_asks_for_exactly_its_lengths(client: Client, upstream: Upstream) -> None:
     scheduled = request_at(0.0, prompt=500, output=7)
-    await client.send(upstream.url, RequestRecord(scheduled), client.prepare(scheduled))
+    await client.send(upstream.url, Result(scheduled), client.prepare(scheduled))
     [body] = upstream.bodies
     assert len(body["prompt"]) == 500
     assert all(10 <= number <= 3999 for number in body.pop("prompt"))
@@ -278,7 +278,7 @@ async def test_deadlines_go_along_in_the_servers_time(
 ) -> None:
     scheduled = request_at(0.0, kind=kind)
     scaled = Client(client.session, client.clock, "tiny", nonce=1, time_scale=scale)
-    await scaled.send(upstream.url, RequestRecord(scheduled), scaled.prepare(scheduled))
+    await scaled.send(upstream.url, Result(scheduled), scaled.prepare(scheduled))
     headers = upstream.requests[0].headers
     assert (headers.get("x-slo-ttft-ms"), headers.get("x-slo-tbt-ms")) == expected
     assert "x-slo-class" not in headers
@@ -287,7 +287,7 @@ async def test_deadlines_go_along_in_the_servers_time(
 async def test_the_class_is_named_on_demand_only(client: Client, upstream: Upstream) -> None:
     scheduled = request_at(0.0, kind=RequestClass("gold", tbt_seconds=0.1))
     naming = Client(client.session, client.clock, "tiny", nonce=1, send_class=True)
-    await naming.send(upstream.url, RequestRecord(scheduled), naming.prepare(scheduled))
+    await naming.send(upstream.url, Result(scheduled), naming.prepare(scheduled))
     headers = upstream.requests[0].headers
     assert (headers["x-slo-class"], headers["x-slo-tbt-ms"]) == ("gold", "100")
 
@@ -304,5 +304,5 @@ async def test_a_tenant_is_told_by_its_header_and_nobody_by_none(client: Client,
     upstream.script = script
     for tenant in ("calm", ""):
         scheduled = replace(request_at(0.0), tenant=tenant)
-        await client.send(upstream.url, RequestRecord(scheduled), client.prepare(scheduled))
+        await client.send(upstream.url, Result(scheduled), client.prepare(scheduled))
     assert seen == ["calm", None]

@@ -93,7 +93,7 @@ def test_ctrl_c_ends_every_process_and_shows_what_there_is(
 
     sides = iter((DIRECT, PROXY))
 
-    async def run(workload: Sequence[ScheduledRequest], urls: Sequence[str], **more: Any) -> list[RequestRecord]:
+    async def run(workload: Sequence[ScheduledRequest], urls: Sequence[str], **more: Any) -> Sequence[RequestRecord]:
         if next(sides) == when:
             asyncio.get_running_loop().call_soon(interrupt)
         return await run_workload(workload, urls, **more)
@@ -140,7 +140,7 @@ def test_a_process_that_dies_at_start_has_the_last_word(
 def test_a_process_that_dies_under_load_ends_the_demonstration(
     monkeypatch: pytest.MonkeyPatch, pids: list[int]
 ) -> None:
-    async def run(workload: Sequence[ScheduledRequest], urls: Sequence[str], **more: Any) -> list[RequestRecord]:
+    async def run(workload: Sequence[ScheduledRequest], urls: Sequence[str], **more: Any) -> Sequence[RequestRecord]:
         if len(urls) == 1:  # the proxy's
             asyncio.get_running_loop().call_soon(os.kill, pids[1], signal.SIGKILL)
         return await run_workload(workload, urls, **more)
