@@ -19,7 +19,8 @@ from multidict import CIMultiDict
 from proxy.core.actions import Dispatch, Reject
 from proxy.core.prefix import NO_BLOCKS
 from proxy.core.request import Outcome, Request, RequestClass
-from proxy.server.answers import error_response, start
+from proxy.server.answers import STARTED, error_response
+from proxy.server.downstream import Downstream
 from proxy.server.meter import StreamMeter
 from proxy.server.slices import Slicer, slice_headers
 from proxy.telemetry.report import RequestReport, TokenTimes
@@ -212,19 +213,21 @@ class Generator:
             headers=CIMultiDict(wire_headers.forward_response_headers(upstream.headers, keep_content_length=True)),
         )
         response.headers.setdefault("X-Request-Id", report.client_id)
-        await start(request, response)
         meter = StreamMeter(report, self.metrics.tbt(report.request_class.name), self.driver.on_tokens)
         kept: bytearray | None = bytearray()
         failure: UpstreamFailure | None = None
+        request[STARTED] = response
         try:
-            async for data in upstream.chunks():
-                await response.write(data)
-                if streamed:
-                    meter.on_read(data, self.driver.now())
-                elif kept is not None:
-                    kept += data
-                    if len(kept) > _MAX_USAGE_BODY_BYTES:
-                        kept = None
+            if streamed:
+                await self._pump(request, response, upstream, meter)
+            else:
+                await response.prepare(request)
+                async for data in upstream.chunks():
+                    await response.write(data)
+                    if kept is not None:
+                        kept += data
+                        if len(kept) > _MAX_USAGE_BODY_BYTES:
+                            kept = None
         except EngineError as error:
             failure = error.failure
         else:
@@ -244,6 +247,20 @@ class Generator:
             report.prompt_tokens = report.prompt_tokens_told or report.prompt_tokens
         await response.write_eof()
         return response
+
+    async def _pump(
+        self, request: web.Request, response: web.StreamResponse, upstream: EngineAnswer, meter: StreamMeter
+    ) -> None:
+        """Relay a stream from the callback that reads it: this is the path of every token."""
+        downstream = await Downstream.begin(request, response)
+        write, observe, now = downstream.write, meter.on_read, self.driver.now
+
+        def relay(data: bytes) -> bool:
+            keeps_up = write(data)
+            observe(data, now())
+            return keeps_up
+
+        await upstream.pump(relay, downstream.drain)
 
     async def _tell_cut(
         self, request: web.Request, response: web.StreamResponse, meter: StreamMeter | None, failure: UpstreamFailure

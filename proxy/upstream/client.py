@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+from collections import deque
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from io import BytesIO
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import aiohttp
 from yarl import URL
 
+from proxy.upstream.connection import Connection, EngineAnswer, EngineError
 from proxy.wire.errors import UpstreamFailure
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
-    from multidict import CIMultiDictProxy
+__all__ = ["EngineAnswer", "EngineClient", "EngineError", "Timeouts"]
 
 # vLLM closes idle connections after 5 s. A pooled connection must be given up before that: a request sent on one
 # that the engine is just closing fails, and nobody can tell whether it was read.
 _KEEP_ALIVE_SECONDS = 4.0
-_MAX_HEADER_BYTES = 1 << 16
-_LARGE_BODY_BYTES = 1 << 20
-
-
-class EngineError(Exception):
-    """An engine failed a request; ``failure`` says at which point."""
-
-    def __init__(self, failure: UpstreamFailure) -> None:
-        super().__init__(str(failure))
-        self.failure = failure
+_SENDS_A_LENGTH = frozenset(("POST", "PUT", "PATCH"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,104 +34,40 @@ class Timeouts:
     """Longest silence of the engine, also before its first byte."""
 
 
-class EngineAnswer:
-    """An engine's answer whose head has come."""
+@dataclass(slots=True)
+class _Engine:
+    """Where an engine is, and its idle connections, the one idle for longest first."""
 
-    def __init__(self, response: aiohttp.ClientResponse, idle_seconds: float) -> None:
-        self._response = response
-        self._idle_seconds = idle_seconds
-        self._loop = asyncio.get_running_loop()
-        self._waits_since: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def status(self) -> int:
-        return self._response.status
-
-    @property
-    def reason(self) -> str | None:
-        return self._response.reason
-
-    @property
-    def headers(self) -> CIMultiDictProxy[str]:
-        return self._response.headers
-
-    @property
-    def content_type(self) -> str:
-        return self._response.content_type
-
-    @property
-    def ends_with_connection(self) -> bool:
-        """Whether only the connection's end tells the body's: then it cannot be told from a cut."""
-        return "Content-Length" not in self.headers and "Transfer-Encoding" not in self.headers
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Give the body in the pieces in which it arrives.
-
-        Raises:
-            EngineError: the body ended too early, or the engine fell silent.
-        """
-        self._timer = self._loop.call_later(self._idle_seconds, self._check)
-        content = self._response.content
-        try:
-            while True:
-                self._waits_since = self._loop.time()
-                data = await content.readany()
-                self._waits_since = None
-                if not data and content.at_eof():
-                    return
-                yield data
-        except TimeoutError as error:
-            raise EngineError(UpstreamFailure.TIMED_OUT) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise EngineError(UpstreamFailure.CUT_MID_STREAM) from error
-
-    async def read(self) -> bytes:
-        """Return the whole body, of which we know that it is short.
-
-        Raises:
-            EngineError: as from ``chunks``.
-        """
-        return b"".join([data async for data in self.chunks()])
-
-    def close(self) -> None:
-        """Abort what has not been read. A connection whose answer is complete has gone back to the pool by itself."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._response.close()
-
-    def _check(self) -> None:
-        """Look whether the engine has been silent for too long: one timer per answer, not one per read.
-
-        aiohttp's own limit costs a timer for every read, and does not end an answer whose chunks are malformed.
-        """
-        waited = 0.0 if self._waits_since is None else self._loop.time() - self._waits_since
-        if waited >= self._idle_seconds:
-            self._response.content.set_exception(TimeoutError())
-        else:
-            self._timer = self._loop.call_later(self._idle_seconds - waited, self._check)
+    host: str
+    port: int
+    authority: str
+    prefix: str
+    secure: bool
+    idle: deque[Connection] = field(default_factory=deque)
 
 
 class EngineClient:
     """Connections to all engines; one per process."""
 
     def __init__(self, timeouts: Timeouts) -> None:
-        self._idle_seconds = timeouts.idle
-        # aiohttp's defaults would queue at 100 connections, stop every answer after five minutes, inflate bodies that
-        # must pass as they are, and keep one cookie jar for all clients.
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS, enable_cleanup_closed=False),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            trust_env=False,
-            max_line_size=_MAX_HEADER_BYTES,
-            max_field_size=_MAX_HEADER_BYTES,
-        )
+        self._timeouts = timeouts
+        self._engines: dict[str, _Engine] = {}
+        self._tls: ssl.SSLContext | None = None
+        self._loop = asyncio.get_running_loop()
+        self.busy = 0
+        """Connections being opened or used."""
 
     async def close(self) -> None:
-        await self._session.close()
+        """Close the idle connections."""
+        for engine in self._engines.values():
+            while engine.idle:
+                engine.idle.pop().abort()
+        await asyncio.sleep(0)  # the loop closes their sockets in its next turn
+
+    def idle(self, base_url: str) -> int:
+        """Connections to an engine that wait to be used again."""
+        engine = self._engines.get(base_url)
+        return 0 if engine is None else sum(not connection.closed for connection in engine.idle)
 
     @asynccontextmanager
     async def send(
@@ -150,30 +78,58 @@ class EngineClient:
         Raises:
             EngineError: no answer came; ``CONNECT_FAILED`` is the only failure after which nothing was sent.
         """
+        engine = self._engines.get(base_url) or self._add(base_url)
+        self.busy += 1
         try:
-            async with asyncio.timeout(self._idle_seconds):
-                response = await self._session.request(
-                    method,
-                    URL(base_url + path_and_query, encoded=True),
-                    headers=_one_spelling(headers),
-                    # aiohttp warns of longer bodies in one piece: writing one may hold up the loop.
-                    data=(body if len(body) < _LARGE_BODY_BYTES else BytesIO(body)) or None,
-                    allow_redirects=False,
-                )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise EngineError(UpstreamFailure.CONNECT_FAILED) from error
-        except TimeoutError as error:
-            raise EngineError(UpstreamFailure.TIMED_OUT) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise EngineError(UpstreamFailure.CUT_BEFORE_ANSWER) from error
-        answer = EngineAnswer(response, self._idle_seconds)
-        try:
-            yield answer
+            connection = self._idle(engine) or await self._connect(engine)
+            request = _head(engine, method, path_and_query, headers, body)
+            answer = connection.ask(method, request, body, self._timeouts.idle)
+            try:
+                await answer.head()
+                yield answer
+            finally:
+                if (reusable := answer.close()) is not None:
+                    engine.idle.append(reusable)
         finally:
-            answer.close()  # closing the connection is what makes vLLM abort the generation
+            self.busy -= 1
+
+    def _add(self, base_url: str) -> _Engine:
+        url = URL(base_url)
+        assert url.raw_host is not None
+        assert url.port is not None
+        engine = _Engine(url.raw_host, url.port, url.raw_authority, url.raw_path.rstrip("/"), url.scheme == "https")
+        self._engines[base_url] = engine
+        return engine
+
+    def _idle(self, engine: _Engine) -> Connection | None:
+        """Take the connection that was used last, as the others may be closed the sooner the less they are used."""
+        oldest = self._loop.time() - _KEEP_ALIVE_SECONDS
+        while engine.idle and engine.idle[0].idle_since < oldest:
+            engine.idle.popleft().abort()
+        while engine.idle:
+            connection = engine.idle.pop()
+            if not connection.stale:
+                return connection
+            connection.abort()
+        return None
+
+    async def _connect(self, engine: _Engine) -> Connection:
+        if engine.secure and self._tls is None:
+            self._tls = ssl.create_default_context()
+        try:
+            async with asyncio.timeout(self._timeouts.connect):
+                _, connection = await self._loop.create_connection(
+                    Connection, engine.host, engine.port, ssl=self._tls if engine.secure else None
+                )
+        except OSError as error:  # a TimeoutError and an SSLError are such as well
+            raise EngineError(UpstreamFailure.CONNECT_FAILED) from error
+        return connection
 
 
-def _one_spelling(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Spell every header as it came first: aiohttp would drop one that is repeated in another spelling."""
-    names: dict[str, str] = {}
-    return [(names.setdefault(name.lower(), name), value) for name, value in headers]
+def _head(engine: _Engine, method: str, path_and_query: str, headers: Iterable[tuple[str, str]], body: bytes) -> bytes:
+    lines = [f"{method} {engine.prefix}{path_and_query} HTTP/1.1\r\nHost: {engine.authority}"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    if body or method in _SENDS_A_LENGTH:
+        lines.append(f"Content-Length: {len(body)}")
+    lines.append("\r\n")
+    return "\r\n".join(lines).encode("utf-8", "surrogateescape")

@@ -62,9 +62,7 @@ class LiveProxy:
     @property
     def upstream_connections(self) -> int:
         """Connections to engines that a request holds."""
-        connector = self.app[PROXY].client._session.connector
-        assert connector is not None
-        return len(connector._acquired)
+        return self.app[PROXY].client.busy
 
     def post(self, path: str = COMPLETIONS, body: bytes | None = None, **more: Any) -> Any:
         """Send a generation request: the bytes of ``body``, or else a small streamed one."""

@@ -1,0 +1,378 @@
+"""One connection to an engine, and one answer on it.
+
+Written as an asyncio protocol because a relay lives on this path: a read of the socket reaches whoever relays it in
+the event loop's own callback, without a stream reader's buffer and a task switch for every token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from typing import TYPE_CHECKING, cast
+
+import httptools
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from proxy.wire.errors import UpstreamFailure
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+_MAX_OVERHEAD_BYTES = 1 << 16
+"""Of a head, interim answers included, and of all else that comes between two pieces of a body."""
+_MAX_UNREAD_BYTES = 1 << 16
+"""At this much the engine is made to wait until its answer is read on."""
+_NO_BODY_BUT_LENGTH = "HEAD"
+
+
+class EngineError(Exception):
+    """An engine failed a request; ``failure`` says at which point."""
+
+    def __init__(self, failure: UpstreamFailure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+class Connection(asyncio.Protocol):
+    """A connection to an engine; it carries one exchange at a time and may be used again after a complete one."""
+
+    __slots__ = ("_answer", "_poll", "_transport", "closed", "idle_since")
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.idle_since = 0.0
+        """When the last exchange was over, by the loop's clock."""
+        self._answer: EngineAnswer | None = None
+        self._poll: select.poll | None = None
+
+    def ask(self, method: str, request: bytes, body: bytes, idle_seconds: float) -> EngineAnswer:
+        """Send a request, whose ``method`` decides on how its answer ends, and return the answer that is to come."""
+        answer = self._answer = EngineAnswer(self, method, idle_seconds)
+        if len(body) <= _MAX_UNREAD_BYTES:
+            self._transport.write(request + body)
+        else:
+            self._transport.writelines((request, body))
+        return answer
+
+    @property
+    def stale(self) -> bool:
+        """Whether the other end has closed it, or said something unasked, even if the loop has not noticed yet."""
+        if self.closed or self._transport.is_closing():
+            return True
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(self._poll.poll(0))
+
+    @property
+    def sent(self) -> bool:
+        """Whether all that was to be sent has left."""
+        return self._transport.get_write_buffer_size() == 0
+
+    def rest(self, now: float) -> None:
+        """Forget the exchange that is over."""
+        self._answer, self.idle_since = None, now
+
+    def abort(self) -> None:
+        """Close at once, which is what makes vLLM abort a generation."""
+        self._answer = None
+        self._transport.abort()
+
+    def pause(self) -> None:
+        if not self.closed:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if not self.closed:
+            self._transport.resume_reading()
+
+    # -- what the event loop calls --
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer is None:
+            self._transport.abort()  # nobody asked
+        else:
+            self._answer.feed(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed = True
+        if self._answer is not None:
+            self._answer.end(orderly=error is None)
+
+
+class EngineAnswer:
+    """An engine's answer to one request.
+
+    The parser calls the methods from ``on_message_begin`` to ``on_message_complete``, the connection ``feed`` and
+    ``end``; whoever asked waits for ``head`` and then reads by ``chunks``, ``read`` or ``pump``.
+    """
+
+    __slots__ = (
+        "_complete",
+        "_connection",
+        "_failure",
+        "_fault",
+        "_headers",
+        "_held",
+        "_idle_seconds",
+        "_interim",
+        "_keep_alive",
+        "_loop",
+        "_method",
+        "_overhead_bytes",
+        "_parser",
+        "_paused",
+        "_pieces",
+        "_reason",
+        "_sink",
+        "_timer",
+        "_unread",
+        "_waiter",
+        "_waits_since",
+        "headers",
+        "status",
+    )
+
+    def __init__(self, connection: Connection, method: str, idle_seconds: float) -> None:
+        self.status = 0
+        """0 until the head has come."""
+        self.headers: CIMultiDictProxy[str] = _NO_HEADERS
+        self._connection = connection
+        self._method = method
+        self._idle_seconds = idle_seconds
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: CIMultiDict[str] = CIMultiDict()
+        self._reason = b""
+        self._overhead_bytes = 0
+        self._interim = False
+        self._pieces: list[bytes] = []
+        self._unread = 0
+        self._paused = False
+        self._sink: Callable[[bytes], bool] | None = None
+        self._held = False
+        """The sink cannot take more for now."""
+        self._complete = False
+        self._keep_alive = False
+        self._failure: UpstreamFailure | None = None
+        self._fault: BaseException | None = None
+        """What the sink raised."""
+        self._waiter: asyncio.Future[None] | None = None
+        self._waits_since: float | None = None
+        self._timer = self._loop.call_later(idle_seconds, self._check)
+
+    @property
+    def reason(self) -> str:
+        return self._reason.decode("utf-8", "surrogateescape")
+
+    @property
+    def content_type(self) -> str:
+        """The media type in small letters, without parameters; empty if none was told."""
+        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+    @property
+    def ends_with_connection(self) -> bool:
+        """Whether only the connection's end tells the body's: then it cannot be told from a cut."""
+        return "Content-Length" not in self.headers and "Transfer-Encoding" not in self.headers
+
+    async def head(self) -> None:
+        """Wait for status and headers.
+
+        Raises:
+            EngineError: they did not come.
+        """
+        while not self.status:
+            if self._failure is not None:
+                raise EngineError(self._failure)
+            await self._wait()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Give the body in the pieces in which it arrives.
+
+        Raises:
+            EngineError: the body ended too early, or the engine fell silent.
+        """
+        while True:
+            if self._pieces:
+                data = self._take()
+                if self._paused:
+                    self._paused = False
+                    self._connection.resume()
+                yield data
+            elif self._failure is not None:
+                raise EngineError(self._failure)
+            elif self._complete:
+                return
+            else:
+                await self._wait()
+
+    async def read(self) -> bytes:
+        """Return the whole body, of which we know that it is short.
+
+        Raises:
+            EngineError: as from ``chunks``.
+        """
+        return b"".join([data async for data in self.chunks()])
+
+    async def pump(self, sink: Callable[[bytes], bool], drain: Callable[[], Awaitable[None]]) -> None:
+        """Hand every read of the body to ``sink`` in the callback that brings it, until the body ends.
+
+        ``sink`` says whether it can take more; where it cannot, the engine waits until ``drain`` has returned.
+
+        Raises:
+            EngineError: as from ``chunks``; and whatever ``sink`` or ``drain`` raises.
+        """
+        self._sink = sink
+        try:
+            if self._paused:
+                self._paused = False
+                self._connection.resume()
+            if self._pieces:
+                self._pour(sink)
+            while True:
+                if self._fault is not None:
+                    raise self._fault
+                if self._held:
+                    await drain()
+                    self._held = False
+                    self._connection.resume()
+                elif self._failure is not None:
+                    raise EngineError(self._failure)
+                elif self._complete:
+                    return
+                else:
+                    await self._wait()
+        finally:
+            self._sink = None
+
+    def close(self) -> Connection | None:
+        """Be done with the answer, and return its connection if another request may use it."""
+        self._timer.cancel()
+        connection = self._connection
+        if self._complete and self._keep_alive and connection.sent and not connection.closed:
+            if self._paused:
+                connection.resume()
+            connection.rest(self._loop.time())
+            return connection
+        connection.abort()
+        return None
+
+    # -- what the connection calls --
+
+    def feed(self, data: bytes) -> None:
+        if self._waits_since is not None:
+            self._waits_since = self._loop.time()
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._cut()
+        if self._pieces:
+            self._overhead_bytes = 0
+            if self._sink is not None:
+                self._pour(self._sink)
+                return
+            if self._unread > _MAX_UNREAD_BYTES and not self._paused:
+                self._paused = True
+                self._connection.pause()
+        else:
+            self._overhead_bytes += len(data)
+            if self._overhead_bytes > _MAX_OVERHEAD_BYTES:
+                self._cut()
+        self._wake()
+
+    def end(self, *, orderly: bool) -> None:
+        """Note that the connection has ended."""
+        if orderly and self.status and self.ends_with_connection:
+            self._complete = True
+        self._cut()
+        self._wake()
+
+    # -- what the parser calls --
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            self._keep_alive = False  # more than was asked for
+
+    def on_status(self, reason: bytes) -> None:
+        if not self.status:
+            self._reason = reason
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.status:  # those after the last chunk are not relayed: they may differ from hop to hop
+            self._headers.add(name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
+
+    def on_headers_complete(self) -> None:
+        if self._complete:
+            return
+        status = self._parser.get_status_code()
+        if 100 <= status < 200:
+            self._interim = True
+            self._headers.clear()
+            return
+        self.status, self.headers = status, CIMultiDictProxy(self._headers)
+        if self._method == _NO_BODY_BUT_LENGTH:
+            self._complete = True
+
+    def on_body(self, data: bytes) -> None:
+        if not self._complete:
+            self._pieces.append(data)
+            self._unread += len(data)
+
+    def on_message_complete(self) -> None:
+        if self._interim:
+            self._interim = False
+        elif not self._complete:
+            self._complete = True
+            self._keep_alive = self._parser.should_keep_alive()
+
+    # -- inside --
+
+    def _take(self) -> bytes:
+        pieces, self._pieces, self._unread = self._pieces, [], 0
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _pour(self, sink: Callable[[bytes], bool]) -> None:
+        try:
+            if not sink(self._take()) and not self._held:
+                self._held = True
+                self._connection.pause()
+        except Exception as fault:  # noqa: BLE001 - it belongs to whoever pumps, and not to the event loop
+            self._fault, self._sink = fault, None
+            self._wake()
+        if self._held or self._complete or self._failure is not None:
+            self._wake()
+
+    def _cut(self) -> None:
+        self._keep_alive = False
+        self._fail(UpstreamFailure.CUT_MID_STREAM if self.status else UpstreamFailure.CUT_BEFORE_ANSWER)
+
+    def _fail(self, failure: UpstreamFailure) -> None:
+        if not self._complete and self._failure is None:
+            self._failure = failure
+
+    async def _wait(self) -> None:
+        waiter = self._waiter = self._loop.create_future()
+        self._waits_since = self._loop.time()
+        try:
+            await waiter
+        finally:
+            self._waiter = self._waits_since = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _check(self) -> None:
+        """Look whether the engine has been silent for too long while we waited: one timer for the whole answer."""
+        waited = 0.0 if self._waits_since is None else self._loop.time() - self._waits_since
+        if waited >= self._idle_seconds:
+            self._fail(UpstreamFailure.TIMED_OUT)
+            self._wake()
+        else:
+            self._timer = self._loop.call_later(self._idle_seconds - waited, self._check)
+
+
+_NO_HEADERS: CIMultiDictProxy[str] = CIMultiDictProxy(CIMultiDict())
