@@ -8,6 +8,8 @@ A map:
     Who is next: between tenants and classes, and inside a share.
 ``entrance``, ``overload``, ``outflow``, ``holdings``, ``backoff``
     Who may wait at all, and when to come back.
+``membership``
+    Which engines there are.
 ``admission``, ``placement``, ``release``, ``tbt``, ``rad``, ``policies``
     When an engine gets a whole prompt, and which.
 ``slicing``, ``tiles``, ``hitrate``

@@ -45,7 +45,15 @@ class Slice:
         return f"{self.request_id}/{self.number}"
 
 
-Action = Dispatch | Reject | Slice
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """End a dispatched request's answer where it is: the engine has been removed, and its time to leave has come."""
+
+    request_id: str
+    engine_id: str
+
+
+Action = Dispatch | Reject | Slice | Cut
 
 
 def describe(action: Action, now: float) -> str:
@@ -55,5 +63,7 @@ def describe(action: Action, now: float) -> str:
             return f"{now:.6f} dispatch {request_id} {engine_id}"
         case Slice(request_id, engine_id, tokens, _, _):
             return f"{now:.6f} slice {request_id} {engine_id} {tokens}"
+        case Cut(request_id, engine_id):
+            return f"{now:.6f} cut {request_id} {engine_id}"
         case Reject(request_id, reason):
             return f"{now:.6f} reject {request_id} {reason}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
+from proxy.core.backoff import BackOff
 from proxy.core.feedback import FeedbackDelay
 from proxy.core.forecast import Forecast, foresee, spread
 from proxy.core.growth import KvOutlook, OutputLengths
@@ -62,11 +63,16 @@ class EngineBelief:
         self.limits = limits
         self.models = models
         self.number = number
-        """Position in the order of joining; breaks ties between equal engines."""
+        """Of all joinings ever: tells an engine from an earlier one of its id, and breaks ties between equal ones."""
         self.delay = FeedbackDelay(feedback_seconds)
         self.up = True
+        self.leaving = False
+        """It has been removed: only what it has already is still ours."""
+        self.leaves_at: float | None = None
+        """When what it still has then is cut."""
         self.closed_until: float | None = None
         """Nothing is released to it before this time; set when it turned a request away."""
+        self.back_off = BackOff()
         self.step_seconds = _STEP_SECONDS_PRIOR
         """Moving average of the time between two observed step ends."""
         self.model = OnlineStepModel()
@@ -93,7 +99,7 @@ class EngineBelief:
         self._outlook = KvOutlook()
 
     def __repr__(self) -> str:
-        state = "up" if self.up else "down"
+        state = "leaving" if self.leaving else "up" if self.up else "down"
         work = f"{len(self._prefills)} prefills, {self.decodes} decodes, {self.backlog} backlog"
         return f"<Engine {self.id} {state}: {work}>"
 
@@ -136,7 +142,7 @@ class EngineBelief:
         return self.up and (self.closed_until is None or now >= self.closed_until)
 
     def serves(self, model: str) -> bool:
-        return not model or not self.models or model in self.models
+        return not self.leaving and (not model or not self.models or model in self.models)
 
     def lead_tokens(self) -> int:
         """Prompt tokens that it works through before it can have what we release now (at least one step's)."""

@@ -22,7 +22,8 @@ def why_refuse(
     overload = ledger.overload
     servers = ledger.servers(request.model)
     if not servers:
-        unknown = RejectReason.UNKNOWN_MODEL if ledger.engines else RejectReason.NO_ENGINE
+        is_there = any(not e.leaving for e in ledger.engines.values())
+        unknown = RejectReason.UNKNOWN_MODEL if is_there else RejectReason.NO_ENGINE
         return overload.refuse(request, unknown, arrived_at, now)
     if not ledger.any_up(servers):
         return overload.refuse(request, RejectReason.NO_ENGINE, arrived_at, now)

@@ -94,6 +94,17 @@ class EngineDown:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineRemoved:
+    """An engine does not belong to us any more: it gets nothing new, and is forgotten when nothing of ours is there.
+
+    What is still there after ``drain_seconds`` is cut. An ``EngineUp`` or ``EngineDown`` before that takes it back.
+    """
+
+    engine_id: str
+    drain_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReported:
     """An engine's own figures; ``None`` when it has stopped to give them. Reports of unknown engines are ignored."""
 
@@ -115,6 +126,7 @@ Event = (
     | SliceEnded
     | EngineUp
     | EngineDown
+    | EngineRemoved
     | EngineReported
     | DrainStarted
 )

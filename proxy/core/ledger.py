@@ -56,6 +56,8 @@ class Ledger:
         tenant_weights: Mapping[str, float] | None = None,
     ) -> None:
         self.engines: dict[str, EngineBelief] = {}
+        self.joined = 0
+        """Engines that have ever joined."""
         self.entries: dict[str, Entry] = {}
         self.backlog = Backlog(max_wait_seconds, tenant_weights)
         self.overload = overload

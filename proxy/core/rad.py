@@ -112,6 +112,10 @@ class ModeSwitch:
             limit = min(limit, 1 + sequences_for(engine, self.config.room_share))
         return limit
 
+    def forget(self, engine_id: str) -> None:
+        """The engine is gone."""
+        self._full.discard(engine_id)
+
     def _is_full(self, engine: EngineBelief) -> bool:
         full = engine.outstanding >= self.limit(engine)
         (self._full.add if full else self._full.discard)(engine.id)

@@ -7,20 +7,18 @@ events at given times leads to one sequence of actions, live or simulated.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, assert_never
 
-from proxy.core.backoff import BackOff
 from proxy.core.config import SchedulerConfig
-from proxy.core.engine import EngineBelief
 from proxy.core.entrance import make_room, why_refuse
 from proxy.core.events import (
     Arrived,
     DrainStarted,
     Ended,
     EngineDown,
+    EngineRemoved,
     EngineReported,
     EngineUp,
     Event,
@@ -29,10 +27,9 @@ from proxy.core.events import (
     Tokenized,
     TokensProduced,
 )
-from proxy.core.hitrate import HitRate
 from proxy.core.lane import Waiting
 from proxy.core.ledger import Entry, Ledger
-from proxy.core.limits import EngineLimits
+from proxy.core.membership import cut_late, cuts_due, join, let_go, mark_down, reject_all, remove
 from proxy.core.overload import Overload
 from proxy.core.placement import least_busy
 from proxy.core.rad import ModeSwitch
@@ -42,8 +39,8 @@ from proxy.core.slicing import next_tile, on_slice_end, unslice
 
 if TYPE_CHECKING:
     from proxy.core.actions import Action
+    from proxy.core.engine import EngineBelief
     from proxy.core.prefix import Prefixes
-    from proxy.core.queue import WaitingQueue
 
 
 class Scheduler:
@@ -54,7 +51,6 @@ class Scheduler:
         rad = self.config.rad
         modes = None if rad is None else ModeSwitch(rad)
         self._ledger = Ledger(self.config.max_wait_seconds, Overload(self.config), modes, self.config.tenant_weights)
-        self._back_offs: defaultdict[str, BackOff] = defaultdict(BackOff)
         self._arrivals = 0
         self._draining = False
 
@@ -137,9 +133,11 @@ class Scheduler:
                 entry = on_slice_end(self._ledger, piece, cached=cached, now=now)
                 refused = self._refuse_if_draining(entry, now) if entry is not None else []
             case EngineUp():
-                refused = self._engine_up(event, now)
+                refused = join(self._ledger, event, self.config.gate.feedback_seconds, now)
             case EngineDown(engine_id):
-                refused = self._engine_down(engine_id, now)
+                refused = mark_down(self._ledger, engine_id, self.config.gate.feedback_seconds, now)
+            case EngineRemoved(engine_id, drain_seconds):
+                refused = remove(self._ledger, engine_id, drain_seconds, now)
             case EngineReported(engine_id, report):
                 if (engine := self._ledger.engines.get(engine_id)) is not None:
                     engine.on_report(report, now)
@@ -148,9 +146,10 @@ class Scheduler:
                 for entry in list(self._ledger.sliced.values()):
                     unslice(self._ledger, entry, now)
                 for _, queue in self._ledger.backlog.queues():
-                    refused += self._reject_all(queue, RejectReason.DRAINING, now)
+                    refused += reject_all(self._ledger, queue, RejectReason.DRAINING, now)
             case _:
                 assert_never(event)
+        let_go(self._ledger)
         actions = refused + self._release(now)
         if expired := self._expire(now):
             actions += expired + self._release(now)  # others may fit where these did not
@@ -174,15 +173,26 @@ class Scheduler:
         for _, queue in self._ledger.backlog.queues():
             while queue and now >= queue.oldest.arrived_at + self.config.queue_timeout_seconds:
                 late.append(self._ledger.reject(queue.oldest, RejectReason.QUEUE_TIMEOUT, now))
-        return late + self._release(now)
+        return late + cut_late(self._ledger, now) + self._release(now)
 
     def next_deadline(self) -> float | None:
         """When ``tick`` has something to do even if nothing happens before; ``None`` if never.
 
         Rounded up to a whole microsecond: a clock that ticks in these then never calls too early, again and again.
         """
-        if not self._ledger.backlog and not self._ledger.sliced:
+        due = list(cuts_due(self._ledger))
+        if self._ledger.backlog or self._ledger.sliced:
+            due += self._due_to_waiting()
+        if not due:
             return None
+        deadline = min(due)
+        microseconds = ceil(deadline * 1e6)
+        if microseconds / 1e6 < deadline:  # the product was rounded down to a whole number
+            microseconds += 1
+        return microseconds / 1e6
+
+    def _due_to_waiting(self) -> list[float]:
+        """When something becomes due to those who wait."""
         due = [
             queue.oldest.arrived_at + self.config.queue_timeout_seconds for _, queue in self._ledger.backlog.queues()
         ]
@@ -193,13 +203,7 @@ class Scheduler:
             due += (t for t in held if t is not None)
         if (limit_ends_at := self._ledger.overload.next_due()) is not None:
             due.append(limit_ends_at)
-        if not due:
-            return None
-        deadline = min(due)
-        microseconds = ceil(deadline * 1e6)
-        if microseconds / 1e6 < deadline:  # the product was rounded down to a whole number
-            microseconds += 1
-        return microseconds / 1e6
+        return due
 
     # -- what happened --
 
@@ -238,7 +242,7 @@ class Scheduler:
         engine, entry.engine = entry.engine, None
         engine.end(request_id, now)
         self._ledger.prefixes.take_back(request_id)
-        until = self._back_offs[engine.id].refused(asked_seconds, now)
+        until = engine.back_off.refused(asked_seconds, now)
         engine.closed_until = max(until, engine.closed_until or 0.0)
         for half_way in [e for e in self._ledger.sliced.values() if e.engine is engine]:
             unslice(self._ledger, half_way, now)  # bound to it, they could go on nowhere, however long it stays closed
@@ -248,60 +252,6 @@ class Scheduler:
         if not self._ledger.any_up(self._ledger.backlog.servers_of(entry.waiting)):
             return [self._ledger.reject(entry.waiting, RejectReason.NO_ENGINE, now)]
         return []
-
-    def _engine_up(self, event: EngineUp, now: float) -> list[Action]:
-        known = self._ledger.engines.get(event.engine_id)
-        regroup = known is None or known.models != event.models
-        engine = self._engine(event.engine_id)
-        if not engine.up:
-            engine.closed_until = None  # whatever it turned away, that was before
-            self._ledger.prefixes.clear(event.engine_id)
-            engine.hit_rate = HitRate()
-        engine.limits, engine.models, engine.up = event.limits, event.models, True
-        if event.learnt is not None:
-            engine.model.restore(event.learnt)
-        return self._regroup(now) if regroup else []
-
-    def _engine_down(self, engine_id: str, now: float) -> list[Action]:
-        new = engine_id not in self._ledger.engines
-        engine = self._engine(engine_id)
-        engine.up = False
-        engine.reports.forget()
-        refused = self._regroup(now) if new else []
-        for entry in [e for e in self._ledger.sliced.values() if e.engine is not None and e.engine.id == engine_id]:
-            unslice(self._ledger, entry, now)
-            refused += self._refuse_if_draining(entry, now)
-        for servers, queue in self._ledger.backlog.queues():
-            if not self._ledger.any_up(servers):
-                refused += self._reject_all(queue, RejectReason.NO_ENGINE, now)
-        return refused
-
-    def _regroup(self, now: float) -> list[Action]:
-        """Sort the waiting requests into queues anew, as other engines serve other models now."""
-        waiting = [w for _, queue in self._ledger.backlog.queues() for w in queue]
-        for w in waiting:
-            self._ledger.drop(w)
-        self._ledger.overload.forget_idle()
-        refused: list[Action] = []
-        for w in waiting:
-            self._ledger.wait(w, now)
-            if not self._ledger.backlog.servers_of(w):
-                refused.append(self._ledger.reject(w, RejectReason.UNKNOWN_MODEL, now))
-        return refused
-
-    def _engine(self, engine_id: str) -> EngineBelief:
-        engine = self._ledger.engines.get(engine_id)
-        if engine is None:
-            engine = EngineBelief(
-                engine_id,
-                EngineLimits(),
-                frozenset(),
-                len(self._ledger.engines),
-                self.config.gate.feedback_seconds,
-                outputs=self._ledger.growth.pooled,
-            )
-            self._ledger.engines[engine_id] = engine
-        return engine
 
     def _on_tokenized(self, request_id: str, prompt_tokens: int, now: float) -> None:
         entry = self._ledger.entries.get(request_id)
@@ -342,12 +292,6 @@ class Scheduler:
             reason = RejectReason.TOO_LATE if waiting.request.may_wait else RejectReason.NO_QUEUE
             refused.append(self._ledger.reject(waiting, reason, now))
         return refused
-
-    def _reject_all(self, queue: WaitingQueue, reason: RejectReason, now: float) -> list[Action]:
-        refusals: list[Action] = []
-        while queue:
-            refusals.append(self._ledger.reject(queue.oldest, reason, now))
-        return refusals
 
     def _forget(self, request_id: str, now: float, tokens: int | None) -> None:
         entry = self._ledger.entries.get(request_id)

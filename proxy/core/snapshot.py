@@ -93,6 +93,10 @@ class EngineView:
 
     id: str
     up: bool
+    leaving: bool
+    """It has been removed, and is gone when what it still has is over."""
+    generation: int
+    """Number of its joining, of all that ever joined: an engine that was gone and came back is another one."""
     back_off_seconds: float | None
     """Time until anything is released to it again; ``None`` if it has turned nothing away lately."""
     models: list[str]
@@ -256,6 +260,8 @@ def _view_engine(engine: EngineBelief, ledger: Ledger, config: SchedulerConfig, 
     return EngineView(
         engine.id,
         engine.up,
+        engine.leaving,
+        engine.number,
         None if closed_until is None else max(0.0, closed_until - now),
         sorted(engine.models)[:_MOST_MODELS],
         engine.limits,

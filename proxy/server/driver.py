@@ -11,7 +11,7 @@ import time
 from math import inf
 from typing import TYPE_CHECKING
 
-from proxy.core.actions import Action, Slice
+from proxy.core.actions import Action, Cut, Slice
 from proxy.core.events import Arrived, Ended, Event, NotStarted, TokensProduced
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Driver:
         self._observe = observe
         self._tickets: dict[str, Ticket] = {}
         self._on_slice: dict[str, Callable[[Slice], None]] = {}
+        self._on_cut: dict[str, Callable[[], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf  # not asked of the handle: uvloop gives a plain one for a time that has come
 
@@ -52,14 +53,23 @@ class Driver:
         """The time in whole microseconds, as the simulator has it: equal times, equal decisions."""
         return round(self._clock(), 6)
 
-    def submit(self, request: Request, arrived_at: float, on_slice: Callable[[Slice], None] | None = None) -> Ticket:
+    def submit(
+        self,
+        request: Request,
+        arrived_at: float,
+        on_slice: Callable[[Slice], None] | None = None,
+        on_cut: Callable[[], None] | None = None,
+    ) -> Ticket:
         """Hand over a request that has been read; ``end`` must follow, whatever becomes of the ticket.
 
-        ``on_slice`` sends a slice of its prompt; without it the request must not be sliceable.
+        ``on_slice`` sends a slice of its prompt; without it the request must not be sliceable. ``on_cut`` ends the
+        engine's answer where it is.
         """
         ticket = self._ticket(request.id)
         if on_slice is not None:
             self._on_slice[request.id] = on_slice
+        if on_cut is not None:
+            self._on_cut[request.id] = on_cut
         self.feed(Arrived(request, arrived_at))
         return ticket
 
@@ -83,6 +93,7 @@ class Driver:
         """
         self._tickets.pop(request_id, None)
         self._on_slice.pop(request_id, None)
+        self._on_cut.pop(request_id, None)
         self.feed(Ended(request_id, tokens, cached_tokens))
 
     def feed(self, event: Event) -> None:
@@ -107,6 +118,10 @@ class Driver:
                 self._on_action(action, now)
             if isinstance(action, Slice):
                 self._on_slice[action.request_id](action)
+                continue
+            if isinstance(action, Cut):
+                if (cut := self._on_cut.get(action.request_id)) is not None:
+                    cut()
                 continue
             ticket = self._tickets.pop(action.request_id, None)
             if ticket is not None and not ticket.done():

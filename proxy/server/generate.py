@@ -24,7 +24,7 @@ from proxy.server.downstream import Downstream
 from proxy.server.meter import StreamMeter
 from proxy.server.slices import Slicer, slice_headers
 from proxy.telemetry.report import RequestReport, TokenTimes
-from proxy.upstream.client import EngineAnswer, EngineClient, EngineError
+from proxy.upstream.client import Cutter, EngineAnswer, EngineClient, EngineError
 from proxy.wire import headers as wire_headers
 from proxy.wire.errors import ErrorAnswer, LocalFailure, UpstreamFailure, answer, bad_request, model_not_found
 from proxy.wire.openai import BadRequest, peek, read_usage
@@ -147,13 +147,14 @@ class Generator:
             blocks=self._blocks(report, body),
             tenant=report.tenant,
         )
-        ticket = self.driver.submit(core_request, report.arrived_at, slicer.send if slicer else None)
+        cutter = Cutter()
+        ticket = self.driver.submit(core_request, report.arrived_at, slicer.send if slicer else None, cutter.cut)
         try:
             if slicer is not None and slicer.plan.ids is None and not ticket.done():
                 engine_id = self.driver.scheduler.place_unscheduled(report.model)
                 if engine_id is not None:
                     slicer.tokenize(engine_id)
-            return await self._dispatch(ticket, request, report, forwarded, body)
+            return await self._dispatch(ticket, request, report, forwarded, body, cutter=cutter)
         finally:
             if slicer is not None:
                 slicer.cancel()
@@ -176,7 +177,14 @@ class Generator:
         return Slicer(report.request_id, plan, self.driver, self.client, self.metrics, headers)
 
     async def _dispatch(
-        self, ticket: Ticket, request: web.Request, report: RequestReport, forwarded: CIMultiDict[str], body: bytes
+        self,
+        ticket: Ticket,
+        request: web.Request,
+        report: RequestReport,
+        forwarded: CIMultiDict[str],
+        body: bytes,
+        *,
+        cutter: Cutter,
     ) -> web.StreamResponse:
         while True:
             match await ticket:
@@ -191,7 +199,7 @@ class Generator:
             asked_seconds: float | None = None
             try:
                 async with self.client.send(
-                    engine_id, request.method, request.rel_url.raw_path_qs, forwarded.items(), body
+                    engine_id, request.method, request.rel_url.raw_path_qs, forwarded.items(), body, cutter=cutter
                 ) as upstream:
                     if upstream.status not in _BUSY:
                         return await self._relay(request, report, upstream)

@@ -14,7 +14,7 @@ from hashlib import sha256
 from math import inf
 from typing import TYPE_CHECKING
 
-from proxy.core.actions import Action, Dispatch, Reject, Slice
+from proxy.core.actions import Action, Cut, Dispatch, Reject, Slice
 from proxy.core.admission import admits
 from proxy.core.events import Arrived, Ended, EngineReported, EngineUp, Event, SliceEnded
 from proxy.core.limits import EngineLimits
@@ -233,6 +233,8 @@ class _Run:
                 case Slice(request_id, engine_id, tokens, _, _):
                     self._slices[action.slice_id] = action
                     self.engines[engine_id].send(Prompt(action.slice_id, tokens, 1, request_id))
+                case Cut():
+                    raise AssertionError("no simulated engine is ever removed")
                 case Reject(request_id, reason, retry_after_seconds):
                     del self._waiting[request_id]
                     self._turn_away(self.records[request_id], reason, retry_after_seconds)

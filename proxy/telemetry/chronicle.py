@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from proxy.core.actions import Action, Dispatch, Reject, Slice
+from proxy.core.actions import Action, Cut, Dispatch, Reject, Slice
 from proxy.core.codec import LONGEST_TEXT
 from proxy.core.events import (
     Arrived,
     DrainStarted,
     Ended,
     EngineDown,
+    EngineRemoved,
     EngineReported,
     EngineUp,
     Event,
@@ -113,6 +114,8 @@ class Story:
             case Slice(_, engine_id, tokens, _, _):
                 self.engine_id = engine_id
                 self.moments.append(Moment(now, "slice sent", engine_id, tokens, cause))
+            case Cut(_, engine_id):
+                self.moments.append(Moment(now, "cut: its engine had to leave", engine_id))
             case Reject(_, reason, _):
                 self.moments.append(Moment(now, f"refused: {reason}", cause=cause))
 
@@ -255,6 +258,8 @@ class Chronicle:
                 return f"{engine_id} coming up, or telling of new limits"
             case EngineDown(engine_id):
                 return f"{engine_id} going down"
+            case EngineRemoved(engine_id):
+                return f"{engine_id} being removed"
             case EngineReported(engine_id):
                 return f"the figures of {engine_id} itself"
             case DrainStarted():

@@ -214,6 +214,8 @@ class Metrics:
         )
         gauge("slai.queue.size", "Bodies of waiting requests", lambda: scheduler.waiting_bytes, "By")
         engine_gauge("slai.engine.up", "1 if the engine gets requests", lambda e: e.up)
+        engine_gauge("slai.engine.leaving", "1 if removed, and not yet done with what it has", lambda e: e.leaving)
+        engine_gauge("slai.engine.generation", "Number of its joining, of all", lambda e: e.number)
         engine_gauge("slai.engine.requests", "Requests dispatched and not over", lambda e: e.outstanding)
         engine_gauge("slai.engine.decodes", "Streams past their first token", lambda e: e.decodes)
         engine_gauge("slai.engine.backlog.tokens", "Released prompt tokens not worked on yet", lambda e: e.backlog)

@@ -15,9 +15,9 @@ from proxy.upstream.connection import Connection, EngineAnswer, EngineError
 from proxy.wire.errors import UpstreamFailure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
-__all__ = ["EngineAnswer", "EngineClient", "EngineError", "Timeouts"]
+__all__ = ["Cutter", "EngineAnswer", "EngineClient", "EngineError", "Timeouts"]
 
 # vLLM closes idle connections after 5 s. A pooled connection must be given up before that: a request sent on one
 # that the engine is just closing fails, and nobody can tell whether it was read.
@@ -32,6 +32,26 @@ class Timeouts:
     connect: float
     idle: float
     """Longest silence of the engine, also before its first byte."""
+
+
+class Cutter:
+    """Ends an exchange with an engine from outside, at whatever point it is."""
+
+    def __init__(self) -> None:
+        self._is_cut = False
+        self._end: Callable[[], None] | None = None
+
+    def cut(self) -> None:
+        """End the exchange as ``REMOVED``."""
+        self._is_cut = True
+        if self._end is not None:
+            self._end()
+
+    def ends_with(self, end: Callable[[], None]) -> None:
+        """Say how the exchange ends as it stands now."""
+        self._end = end
+        if self._is_cut:
+            end()
 
 
 @dataclass(slots=True)
@@ -69,9 +89,22 @@ class EngineClient:
         engine = self._engines.get(base_url)
         return 0 if engine is None else sum(not connection.closed for connection in engine.idle)
 
+    def forget(self, base_url: str) -> None:
+        """Close the idle connections to an engine that is not to be used any more."""
+        engine = self._engines.pop(base_url, None)
+        while engine is not None and engine.idle:
+            engine.idle.pop().abort()
+
     @asynccontextmanager
     async def send(
-        self, base_url: str, method: str, path_and_query: str, headers: Iterable[tuple[str, str]], body: bytes
+        self,
+        base_url: str,
+        method: str,
+        path_and_query: str,
+        headers: Iterable[tuple[str, str]],
+        body: bytes,
+        *,
+        cutter: Cutter | None = None,
     ) -> AsyncIterator[EngineAnswer]:
         """Send a request and give the answer once its head has come; leaving early aborts it at the engine.
 
@@ -84,6 +117,8 @@ class EngineClient:
             connection = self._idle(engine) or await self._connect(engine)
             request = _head(engine, method, path_and_query, headers, body)
             answer = connection.ask(method, request, body, self._timeouts.idle)
+            if cutter is not None:
+                cutter.ends_with(answer.cut)
             try:
                 await answer.head()
                 yield answer

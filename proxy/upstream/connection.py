@@ -248,6 +248,12 @@ class EngineAnswer:
         finally:
             self._sink = None
 
+    def cut(self) -> None:
+        """Let whoever waits for the answer, or for more of it, find that the engine was removed."""
+        self._keep_alive = False
+        self._fail(UpstreamFailure.REMOVED)
+        self._wake()
+
     def close(self) -> Connection | None:
         """Be done with the answer, and return its connection if another request may use it."""
         self._timer.cancel()

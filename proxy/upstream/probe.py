@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from proxy.core.events import EngineDown, EngineReported, EngineUp
+from proxy.core.events import EngineDown, EngineRemoved, EngineReported, EngineUp
 from proxy.core.limits import CacheConfig, EngineLimits
 from proxy.upstream.figures import read_cache_config, read_report
 from proxy.upstream.knowledge import Knowledge, fingerprint
@@ -54,7 +54,7 @@ class EngineProbe:
     """Whether it told its own figures when last asked."""
 
 
-Announce = Callable[[EngineUp | EngineDown | EngineReported], None]
+Announce = Callable[[EngineUp | EngineDown | EngineReported | EngineRemoved], None]
 
 
 class Prober:
@@ -72,6 +72,8 @@ class Prober:
     ) -> None:
         """``tiles``: prompts are to be cut, for which an engine must cache prefixes."""
         self.probes = [EngineProbe(url) for url in base_urls]
+        self._group: asyncio.TaskGroup | None = None
+        self._watches: dict[str, asyncio.Task[None]] = {}
         self._limits = limits
         self._announce = announce
         self._knowledge = knowledge
@@ -83,8 +85,32 @@ class Prober:
     async def run(self) -> None:
         """Probe until cancelled."""
         async with asyncio.TaskGroup() as group:
+            self._group = group
             for probe in self.probes:
-                group.create_task(self._watch(probe), name=f"probe {probe.base_url}")
+                self._begin(probe, group)
+            await asyncio.Event().wait()  # there may be no engine yet, and more may come
+
+    def add(self, base_url: str) -> None:
+        """Probe one engine more, from now on if the prober runs; it is announced when it has been looked at."""
+        if any(probe.base_url == base_url for probe in self.probes):
+            return
+        probe = EngineProbe(base_url)
+        self.probes.append(probe)
+        if self._group is not None:
+            self._begin(probe, self._group)
+
+    def remove(self, base_url: str, drain_seconds: float) -> None:
+        """Look at an engine no more, and announce that it is removed; unknown ones are ignored."""
+        found = [probe for probe in self.probes if probe.base_url == base_url]
+        for probe in found:
+            self.probes.remove(probe)
+            if (watch := self._watches.pop(base_url, None)) is not None:
+                watch.cancel()
+            if probe.announced is not None:
+                self._announce(EngineRemoved(base_url, drain_seconds))
+
+    def _begin(self, probe: EngineProbe, group: asyncio.TaskGroup) -> None:
+        self._watches[probe.base_url] = group.create_task(self._watch(probe), name=f"probe {probe.base_url}")
 
     async def close(self) -> None:
         """Close the connections to the engines."""

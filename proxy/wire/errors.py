@@ -38,6 +38,8 @@ class UpstreamFailure(StrEnum):
     """The engine had the request, and may have worked on it, but no byte of an answer came."""
     CUT_MID_STREAM = "cut_mid_stream"
     TIMED_OUT = "timed_out"
+    REMOVED = "engine_removed"
+    """The engine was taken out of service, and its answer took longer than the time that was left for it."""
 
 
 class LocalFailure(StrEnum):
@@ -177,6 +179,13 @@ _TABLE: Mapping[Reason, ErrorAnswer] = MappingProxyType(
         ),
         UpstreamFailure.TIMED_OUT: ErrorAnswer(
             504, "timeout_error", "upstream_timeout", "the engine did not answer in time", should_retry=False
+        ),
+        UpstreamFailure.REMOVED: ErrorAnswer(
+            502,
+            "server_error",
+            "upstream_error",
+            "the engine was taken out of service before its answer was complete",
+            should_retry=False,
         ),
         LocalFailure.BAD_REQUEST: ErrorAnswer(400, "invalid_request_error", None, "the request is not valid"),
         LocalFailure.BODY_TOO_LARGE: ErrorAnswer(

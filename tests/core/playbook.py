@@ -12,6 +12,7 @@ from proxy.core.events import (
     DrainStarted,
     Ended,
     EngineDown,
+    EngineRemoved,
     EngineUp,
     Event,
     NotStarted,
@@ -82,6 +83,9 @@ class Play:
 
     def down(self, engine_id: str = "e0", *, at: float | None = None) -> list[str]:
         return self.handle(EngineDown(engine_id), at)
+
+    def remove(self, engine_id: str = "e0", drain_seconds: float = 30.0, *, at: float | None = None) -> list[str]:
+        return self.handle(EngineRemoved(engine_id, drain_seconds), at)
 
     def drain(self, *, at: float | None = None) -> list[str]:
         return self.handle(DrainStarted(), at)

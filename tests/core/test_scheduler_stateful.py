@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from invariants import check_after_tick, check_scheduler, is_open
 
-from proxy.core.actions import Action, Dispatch, Reject
+from proxy.core.actions import Action, Cut, Dispatch, Reject
 from proxy.core.admission import GateConfig
 from proxy.core.config import SchedulerConfig
 from proxy.core.events import (
@@ -17,6 +17,7 @@ from proxy.core.events import (
     DrainStarted,
     Ended,
     EngineDown,
+    EngineRemoved,
     EngineReported,
     EngineUp,
     Event,
@@ -84,6 +85,7 @@ class Live:
     came_at: float
     engine: str | None = None
     tokens: int = 0
+    cut: bool = False
 
 
 @dataclass
@@ -91,6 +93,8 @@ class Shell:
     """What a shell would know: which engines there are and what was told about each request."""
 
     up: dict[str, bool] = field(default_factory=dict)
+    leaving: dict[str, float] = field(default_factory=dict)
+    """Engines that have been removed and still have requests, and until when those may go on."""
     models: dict[str, frozenset[str]] = field(default_factory=dict)
     """Empty: any, and so for an engine that was never up."""
     limits: dict[str, EngineLimits] = field(default_factory=dict)
@@ -152,6 +156,8 @@ class AnyEvents(RuleBasedStateMachine):
     def tick(self) -> None:
         self.perform(self.scheduler.tick(self.now), None)
         check_after_tick(self.scheduler, self.now)
+        overdue = {engine for engine, until in self.shell.leaving.items() if until <= self.now}
+        assert all(live.cut for live in self.shell.live.values() if live.engine in overdue)
 
     # -- requests --
 
@@ -242,6 +248,7 @@ class AnyEvents(RuleBasedStateMachine):
     @rule(engine=st.sampled_from("xyz"), of=limits)
     def engine_up(self, engine: str, of: EngineLimits) -> None:
         self.shell.up[engine] = True
+        self.shell.leaving.pop(engine, None)
         self.shell.limits[engine] = of
         self.shell.models[engine] = self.served[engine]
         self.feed(EngineUp(engine, of, self.served[engine]))
@@ -250,8 +257,17 @@ class AnyEvents(RuleBasedStateMachine):
     @rule(engine=st.sampled_from("xyz"))
     def engine_down(self, engine: str) -> None:
         self.shell.up[engine] = False
+        self.shell.leaving.pop(engine, None)
         self.shell.models.setdefault(engine, frozenset())
         self.feed(EngineDown(engine))
+
+    @precondition(lambda self: sum(self.shell.up.values()) > 1 or len(self.shell.over) % 3 == 0)
+    @rule(engine=st.sampled_from("xyz"), drain_seconds=st.sampled_from([0.0, 0.4, 30.0]))
+    def engine_removed(self, engine: str, drain_seconds: float) -> None:
+        if engine in self.shell.up:
+            del self.shell.up[engine], self.shell.models[engine]
+            self.shell.leaving[engine] = self.now + drain_seconds
+        self.feed(EngineRemoved(engine, drain_seconds))
 
     @rule(engine=st.sampled_from("xyz"), report=reports, times=st.sampled_from([1, 3]))
     def report(self, engine: str, report: EngineReport | None, times: int) -> None:
@@ -278,6 +294,7 @@ class AnyEvents(RuleBasedStateMachine):
         assert not self.scheduler.prefixes._uses
         assert not self.scheduler._ledger.backlog._queues
         assert all((e.outstanding, e.backlog, e.kv_tokens) == (0, 0, 0) for e in self.scheduler.engines)
+        assert {e.id for e in self.scheduler.engines} == set(self.shell.up), "who was removed is gone"
 
     def pick_live(self, pick: int) -> Live:
         return list(self.shell.live.values())[pick % len(self.shell.live)]
@@ -303,6 +320,12 @@ class AnyEvents(RuleBasedStateMachine):
         for action in actions:
             assert action.request_id not in self.shell.over, "an outcome is final"
             live = self.shell.live[action.request_id]
+            if isinstance(action, Cut):
+                assert live.engine == action.engine_id
+                assert self.shell.leaving[action.engine_id] <= self.now, "nobody is cut before the time"
+                assert not live.cut, "it was cut already"
+                live.cut = True
+                continue
             assert live.engine is None, "it was dispatched already"
             match action:
                 case Dispatch(request_id, engine):
@@ -342,7 +365,10 @@ class AnyEvents(RuleBasedStateMachine):
         for engine in self.scheduler.engines:
             assert engine.outstanding == sum(one.engine == engine.id for one in live)
             assert engine.decodes == sum(one.engine == engine.id and one.tokens > 0 for one in live)
-            assert engine.up == self.shell.up[engine.id]
+            assert engine.up == self.shell.up.get(engine.id, False)
+            assert engine.leaving == (engine.id in self.shell.leaving)
+        at_work = {one.engine for one in live if one.engine is not None}
+        assert {e.id for e in self.scheduler.engines} == self.shell.up.keys() | (self.shell.leaving.keys() & at_work)
 
     def check_queue(self, newcomer: str) -> None:
         """Check the bounds of the queue; only what an engine did not start may come back over them."""

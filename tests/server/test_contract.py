@@ -157,9 +157,14 @@ class TestReturn:
         seen: list[Request] = []
         submit = proxy.driver.submit
 
-        def spy(request: Request, arrived_at: float, on_slice: Callable[[Slice], None] | None = None) -> Ticket:
+        def spy(
+            request: Request,
+            arrived_at: float,
+            on_slice: Callable[[Slice], None] | None = None,
+            on_cut: Callable[[], None] | None = None,
+        ) -> Ticket:
             seen.append(request)
-            return submit(request, arrived_at, on_slice)
+            return submit(request, arrived_at, on_slice, on_cut)
 
         proxy.driver.submit = spy  # type: ignore[method-assign]
         return seen

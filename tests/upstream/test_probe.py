@@ -14,7 +14,7 @@ from builders import make_engine
 from live_proxy import until
 from scripted_engine import Call, ScriptedEngine, head, scripted_engine
 
-from proxy.core.events import EngineDown, EngineReported, EngineUp
+from proxy.core.events import EngineDown, EngineRemoved, EngineReported, EngineUp
 from proxy.core.limits import CacheConfig, EngineLimits
 from proxy.core.selfreport import EngineReport
 from proxy.core.stepmodel import StepLoad
@@ -36,10 +36,10 @@ class Watch:
     """A prober and all that it announces."""
 
     def __init__(self, *urls: str, interval_seconds: float = 60.0) -> None:
-        self.said: list[EngineUp | EngineDown | EngineReported] = []
+        self.said: list[EngineUp | EngineDown | EngineReported | EngineRemoved] = []
         self.prober = Prober(urls, limits_of, self.said.append, interval_seconds=interval_seconds)
 
-    async def look(self, times: int = 1) -> list[EngineUp | EngineDown | EngineReported]:
+    async def look(self, times: int = 1) -> list[EngineUp | EngineDown | EngineReported | EngineRemoved]:
         """Probe the first engine and return what that announces."""
         before = len(self.said)
         for _ in range(times):
@@ -332,7 +332,7 @@ class TestKnowledge:
     @staticmethod
     async def learnt_by(engine: ScriptedEngine, directory: Path) -> list[tuple[str, bool]]:
         """Look at an engine twice; its fingerprint each time, and whether something was remembered."""
-        known, said = Knowledge.load(directory), list[EngineUp | EngineDown | EngineReported]()
+        known, said = Knowledge.load(directory), list[EngineUp | EngineDown | EngineReported | EngineRemoved]()
         prober = Prober((engine.url,), limits_of, said.append, interval_seconds=60.0, knowledge=known)
         await prober.look(prober.probes[0])
         await prober.look(prober.probes[0])
@@ -365,7 +365,7 @@ class TestKnowledge:
             self.version(engine, "0.11")
             engine.metrics = (CACHE % (0, 1000)).encode()
             await self.learnt_by(engine, tmp_path)
-            said = list[EngineUp | EngineDown | EngineReported]()
+            said = list[EngineUp | EngineDown | EngineReported | EngineRemoved]()
             known = Knowledge.load(tmp_path)
             prober = Prober((engine.url,), limits_of, said.append, interval_seconds=60.0, knowledge=known)
             await prober.look(prober.probes[0])
@@ -406,3 +406,36 @@ class TestKnowledge:
         async with scripted_engine() as engine, watching(engine) as watch:
             await watch.look(2)
             assert engine.calls == []
+
+
+class TestChangingEngines:
+    """Engines are added and removed while the others are watched."""
+
+    async def test_an_engine_that_is_added_is_watched_and_one_that_is_removed_is_not(self) -> None:
+        async with scripted_engine() as first, scripted_engine() as second, watching(first) as watch:
+            watch.prober._interval_seconds = 0.01
+            running = asyncio.ensure_future(watch.prober.run())
+            try:
+                watch.prober.add(second.url)
+                watch.prober.add(second.url)
+                await until(lambda: EngineUp(second.url, limits(None), frozenset("m")) in watch.said)
+                assert len(watch.prober.probes) == 2, "the same one twice is one"
+                watch.prober.remove(first.url, 5.0)
+                assert watch.said[-1] == EngineRemoved(first.url, 5.0)
+                looked, told = first.probes["GET /health"], len(watch.said)
+                await until(lambda: second.probes["GET /health"] > 5)
+                assert first.probes["GET /health"] <= looked + 1, "no more than what was on its way"
+                assert len(watch.said) == told
+                assert [model["id"] for model in watch.prober.models()] == ["m"]
+                watch.prober.add(first.url)
+                await until(lambda: isinstance(watch.said[-1], EngineUp))
+                assert watch.said[-1].engine_id == first.url
+            finally:
+                running.cancel()
+                await asyncio.wait([running])
+
+    async def test_what_nobody_was_told_of_is_removed_without_a_word(self) -> None:
+        async with scripted_engine() as engine, watching(engine) as watch:
+            watch.prober.remove(engine.url, 5.0)
+            watch.prober.remove("http://nobody", 5.0)
+            assert (watch.said, watch.prober.probes) == ([], [])

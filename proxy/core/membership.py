@@ -1,0 +1,143 @@
+"""Engines come and go: who counts as one, and what becomes of those who waited for it.
+
+An engine that is removed gets nothing new from that moment on and leaves when the last of its requests is over; a limit
+says when those that are not are cut. Until it has left it may come back, and then it is the same engine. One that
+comes back later is a new one: whatever was believed of its predecessor is gone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proxy.core.actions import Cut
+from proxy.core.backoff import BackOff
+from proxy.core.engine import EngineBelief
+from proxy.core.hitrate import HitRate
+from proxy.core.limits import EngineLimits
+from proxy.core.request import RejectReason
+from proxy.core.slicing import unslice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from proxy.core.actions import Action
+    from proxy.core.events import EngineUp
+    from proxy.core.ledger import Ledger
+    from proxy.core.queue import WaitingQueue
+
+
+def join(ledger: Ledger, event: EngineUp, feedback_seconds: float, now: float) -> list[Action]:
+    """An engine may be used, or what is known about it has changed; refuse those whom nobody serves any more."""
+    known = ledger.engines.get(event.engine_id)
+    regroup = known is None or known.leaving or known.models != event.models
+    engine = _member(ledger, event.engine_id, feedback_seconds)
+    if not engine.up:
+        forget_memory(ledger, engine)
+    engine.limits, engine.models, engine.up = event.limits, event.models, True
+    if event.learnt is not None:
+        engine.model.restore(event.learnt)
+    return _regroup(ledger, RejectReason.UNKNOWN_MODEL, now) if regroup else []
+
+
+def mark_down(ledger: Ledger, engine_id: str, feedback_seconds: float, now: float) -> list[Action]:
+    """An engine exists but gets nothing new; refuse those whom no other can serve."""
+    known = ledger.engines.get(engine_id)
+    regroup = known is None or known.leaving
+    engine = _member(ledger, engine_id, feedback_seconds)
+    engine.up = False
+    engine.reports.forget()
+    refused = _regroup(ledger, RejectReason.UNKNOWN_MODEL, now) if regroup else []
+    _take_half_way_back(ledger, engine, now)
+    return refused + _refuse_where_none_is_up(ledger, now)
+
+
+def remove(ledger: Ledger, engine_id: str, drain_seconds: float, now: float) -> list[Action]:
+    """An engine is to leave; refuse those whom no other serves. Unknown ones are ignored, and so is a second time."""
+    engine = ledger.engines.get(engine_id)
+    if engine is None or engine.leaving:
+        return []
+    engine.leaving, engine.leaves_at = True, now + drain_seconds
+    engine.up = False
+    _take_half_way_back(ledger, engine, now)
+    refused = _regroup(ledger, RejectReason.NO_ENGINE, now) + _refuse_where_none_is_up(ledger, now)
+    let_go(ledger)
+    return refused
+
+
+def let_go(ledger: Ledger) -> None:
+    """Forget the engines that are to leave and have nothing of ours any more."""
+    for engine in [e for e in ledger.engines.values() if e.leaving and not e.outstanding]:
+        del ledger.engines[engine.id]
+        ledger.prefixes.clear(engine.id)
+        if ledger.modes is not None:
+            ledger.modes.forget(engine.id)
+
+
+def cut_late(ledger: Ledger, now: float) -> list[Action]:
+    """Cut what is still in flight at engines whose time to leave has come; each is cut once."""
+    actions: list[Action] = []
+    for engine in ledger.engines.values():
+        if engine.leaving and engine.leaves_at is not None and now >= engine.leaves_at:
+            engine.leaves_at = None
+            at_it = (i for i, e in ledger.entries.items() if e.engine is engine and not e.sliced)
+            actions += [Cut(request_id, engine.id) for request_id in at_it]
+    return actions
+
+
+def cuts_due(ledger: Ledger) -> Iterable[float]:
+    """When ``cut_late`` has something to do."""
+    return (e.leaves_at for e in ledger.engines.values() if e.leaving and e.leaves_at is not None)
+
+
+def forget_memory(ledger: Ledger, engine: EngineBelief) -> None:
+    """An engine has started anew, or may have: its cache is empty, and whatever it turned away, that was before."""
+    engine.closed_until, engine.back_off = None, BackOff()
+    ledger.prefixes.clear(engine.id)
+    engine.hit_rate = HitRate()
+
+
+def reject_all(ledger: Ledger, queue: WaitingQueue, reason: RejectReason, now: float) -> list[Action]:
+    """Refuse everybody in a queue."""
+    refusals: list[Action] = []
+    while queue:
+        refusals.append(ledger.reject(queue.oldest, reason, now))
+    return refusals
+
+
+def _member(ledger: Ledger, engine_id: str, feedback_seconds: float) -> EngineBelief:
+    engine = ledger.engines.get(engine_id)
+    if engine is None:
+        limits, outputs = EngineLimits(), ledger.growth.pooled
+        engine = EngineBelief(engine_id, limits, frozenset(), ledger.joined, feedback_seconds, outputs=outputs)
+        ledger.engines[engine_id] = engine
+        ledger.joined += 1
+    engine.leaving, engine.leaves_at = False, None
+    return engine
+
+
+def _take_half_way_back(ledger: Ledger, engine: EngineBelief, now: float) -> None:
+    """Put those back into the queue of whose prompts the engine has only some slices."""
+    for entry in [e for e in ledger.sliced.values() if e.engine is engine]:
+        unslice(ledger, entry, now)
+
+
+def _refuse_where_none_is_up(ledger: Ledger, now: float) -> list[Action]:
+    refused: list[Action] = []
+    for servers, queue in ledger.backlog.queues():
+        if not ledger.any_up(servers):
+            refused += reject_all(ledger, queue, RejectReason.NO_ENGINE, now)
+    return refused
+
+
+def _regroup(ledger: Ledger, reason: RejectReason, now: float) -> list[Action]:
+    """Sort the waiting requests into queues anew, as other engines serve other models now."""
+    waiting = [w for _, queue in ledger.backlog.queues() for w in queue]
+    for w in waiting:
+        ledger.drop(w)
+    ledger.overload.forget_idle()
+    refused: list[Action] = []
+    for w in waiting:
+        ledger.wait(w, now)
+        if not ledger.backlog.servers_of(w):
+            refused.append(ledger.reject(w, reason, now))
+    return refused

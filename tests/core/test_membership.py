@@ -1,0 +1,127 @@
+"""Engines that come and go while the scheduler works."""
+
+from typing import Any
+
+import pytest
+from builders import make_blocks
+from playbook import Play
+
+TWO = ("e0", "e1")
+
+
+def ids(play: Play) -> list[str]:
+    return [engine.id for engine in play.scheduler.engines]
+
+
+def test_an_idle_engine_is_gone_as_soon_as_it_is_removed() -> None:
+    play = Play(engines=TWO)
+    assert play.remove("e0", at=1.0) == []
+    assert ids(play) == ["e1"]
+    assert [play.arrive(name)[0] for name in "ab"] == ["dispatch a e1", "dispatch b e1"]
+
+
+def test_a_removed_engine_gets_nothing_new_and_leaves_when_its_last_stream_ends() -> None:
+    play = Play(engines=TWO)
+    assert play.arrive("a") == ["dispatch a e0"]
+    assert play.tokens("a", at=0.1) == []
+    assert play.remove("e0", at=0.2) == []
+    assert play.arrive("b") == ["dispatch b e1"]
+    assert play.engine("e0").leaving
+    assert play.tokens("a", at=0.3) == []
+    assert play.end("a", at=0.4) == []
+    assert ids(play) == ["e1"]
+
+
+def test_what_is_still_there_at_the_limit_is_cut_once() -> None:
+    play = Play(engines=TWO)
+    play.arrive("a")
+    play.remove("e0", 30.0, at=1.0)
+    assert play.scheduler.next_deadline() == 31.0
+    assert play.tick(at=30.9) == []
+    assert play.tick(at=31.0) == ["cut a e0"]
+    assert play.tick(at=32.0) == []
+    assert play.scheduler.next_deadline() is None
+    play.end("a")
+    assert ids(play) == ["e1"]
+
+
+def test_who_waits_goes_to_the_engines_that_are_left() -> None:
+    play = Play(engines=TWO, max_num_seqs=1)
+    play.arrive("a")
+    play.arrive("b")
+    assert play.arrive("c") == []
+    assert play.remove("e0", at=0.1) == []
+    assert play.end("a", at=0.2) == [], "its place is gone with the engine"
+    assert play.end("b", at=0.3) == ["dispatch c e1"]
+
+
+def test_with_the_last_engine_those_who_wait_are_told_that_there_is_none() -> None:
+    play = Play(max_num_seqs=1)
+    play.arrive("a")
+    play.arrive("b")
+    assert play.remove("e0", at=0.1) == ["reject b no_engine"]
+    assert play.arrive("c") == ["reject c no_engine"], "a model is not unknown because its engine leaves"
+    play.end("a")
+    assert play.arrive("d") == ["reject d no_engine"]
+
+
+def test_only_the_model_that_nobody_serves_any_more_is_refused() -> None:
+    play = Play(engines={"e0": ["x"], "e1": ["y"]}, max_num_seqs=1)
+    for name, model in (("a", "x"), ("b", "y"), ("c", "x"), ("d", "y")):
+        play.arrive(name, model=model)
+    assert play.remove("e0", at=0.1) == ["reject c no_engine"]
+    assert play.arrive("e", model="x") == ["reject e unknown_model"]
+    assert play.end("b") == ["dispatch d e1"]
+
+
+@pytest.mark.parametrize("up", [True, False])
+def test_an_engine_that_comes_back_while_it_leaves_is_the_same_one(up: Any) -> None:
+    play = Play(engines=TWO)
+    play.arrive("a")
+    engine = play.engine("e0")
+    play.remove("e0", 30.0, at=1.0)
+    (play.up if up else play.down)("e0", at=2.0)
+    assert play.engine("e0") is engine
+    assert (engine.leaving, engine.up) == (False, up)
+    assert play.tick(at=40.0) == [], "the limit holds no more"
+    play.end("a")
+    assert ids(play) == ["e0", "e1"]
+
+
+def test_an_engine_that_comes_back_later_is_a_new_one() -> None:
+    play = Play(caches_prefixes=True)
+    blocks = make_blocks("aaa")
+    play.arrive("a", 400, blocks=blocks)
+    play.tokens("a", at=0.1)
+    play.end("a", at=0.2)
+    before = play.engine()
+    play.remove(at=0.3)
+    play.up(caches_prefixes=True, at=0.4)
+    after = play.engine()
+    assert after is not before
+    assert after.number == before.number + 1, "a generation of its own"
+    assert not play.scheduler.prefixes.index("e0").tokens, "its cache is empty"
+
+
+def test_nothing_is_kept_of_many_engines_that_came_and_went() -> None:
+    play = Play(engines=())
+    for number in range(300):  # bounds the test's time; growth would show as well
+        play.up(f"e{number}")
+        play.arrive(f"r{number}")
+        play.remove(f"e{number}")
+        play.end(f"r{number}")
+    ledger = play.scheduler._ledger
+    assert not ledger.engines
+    assert not ledger.prefixes._indexes
+    assert not ledger.backlog._queues
+    assert len(ledger.backlog._shares) <= 64
+    assert len(ledger.overload._outflows) <= 1
+
+
+def test_an_unknown_engine_s_removal_and_a_second_one_change_nothing() -> None:
+    play = Play()
+    assert play.remove("nobody") == []
+    play.arrive("a")
+    play.remove(drain_seconds=5.0, at=1.0)
+    play.remove(drain_seconds=50.0, at=2.0)
+    assert play.tick(at=6.0) == ["cut a e0"], "the first limit holds"
