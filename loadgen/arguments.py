@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from loadgen.client import Api
 from loadgen.demo import DemoPlan
+from loadgen.inspect_command import add_inspect
 from proxy import __version__
 from proxy.sim.workload import SHAREGPT_LIKE, ClassShare, parse_class, parse_tenants
 
@@ -104,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
     )
+    add_inspect(commands)
     compare = commands.add_parser("compare", help="set two reports side by side")
     compare.add_argument("a", metavar="A.json", help="report of the first run, written by run --json")
     compare.add_argument("b", metavar="B.json", help="report of the second run")

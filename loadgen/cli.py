@@ -19,6 +19,7 @@ from rich.console import Console
 from loadgen.arguments import parse_arguments
 from loadgen.demo import DemoPlan, run_demo
 from loadgen.demo_text import show_introduction, show_outcome
+from loadgen.inspect_command import run_inspect
 from loadgen.progress import open_display
 from loadgen.report import (
     SCHEMA_VERSION,
@@ -66,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _compare(args.a, args.b)
         if args.command == "demo":
             return _demo(args)
+        if args.command == "inspect":
+            return run_inspect(args)
         return asyncio.run(run_command(args))
     except (UsageError, TraceError) as error:
         print(f"slai-loadgen: {error}", file=sys.stderr)

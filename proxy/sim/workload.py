@@ -38,7 +38,7 @@ _OUTPUT_FIT = (1.22, 1.62, 1024)
 
 # A ShareGPT JSON file has text and no token counts. 4.5 characters per token is the mean of real ShareGPT
 # text under Llama-2's tokenizer (5th to 95th percentile of conversations: 3.2 to 5.7).
-_CHARACTERS_PER_TOKEN = 4.5
+CHARACTERS_PER_TOKEN = 4.5
 
 
 _TENANT_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -321,7 +321,7 @@ def _read_json(name: str, text: str) -> Iterator[Lengths | str]:
             turn = _loads_if_text(entry)
             if not isinstance(turn, dict) or not isinstance(turn.get("value"), str):
                 continue
-            size = len(turn["value"]) / _CHARACTERS_PER_TOKEN
+            size = len(turn["value"]) / CHARACTERS_PER_TOKEN
             if turn.get("from") in ("gpt", "assistant", "chatgpt", "bing", "bard") and history >= 1 and size >= 1:
                 found = True
                 yield Lengths(round(history), max(1, round(size)))
