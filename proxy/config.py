@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -28,6 +26,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from proxy.configfile import ConfigError, ConfigFile, read_config_file
 from proxy.core.admission import GateConfig
 from proxy.core.config import SchedulerConfig
 from proxy.core.limits import CacheConfig, EngineLimits
@@ -36,8 +35,16 @@ from proxy.core.rad import tile_advice
 from proxy.core.request import RequestClass
 from proxy.core.tiles import TileConfig, budget_advice
 from proxy.flags import read_flags
-from proxy.mistakes import example, explain, explain_yaml
+from proxy.keys import KeyTable, read_keys
+from proxy.mistakes import example, explain, suggestion
 from proxy.wire.tenants import Tenants, TenantSource
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from proxy.wire.keys import Key
+
+__all__ = ["ClassSettings", "ConfigError", "Settings", "TenantSettings", "advice", "load_settings"]
 
 ENVIRONMENT_PREFIX = "SLAI_"
 MAX_NAMED_TENANTS = 100
@@ -46,10 +53,6 @@ _STATE_UNUSED = "--state-dir is not used for simulated engines of our own"
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False)]
 """From the clock's tick to some thirty years: the times made from it stay exact, and finite."""
-
-
-class ConfigError(Exception):
-    """The settings are not usable; the message names the key, where it was set and what is right."""
 
 
 class ClassSettings(BaseModel):
@@ -146,6 +149,13 @@ class Settings(BaseSettings):
     """Tenants by name, like {"acme": {"weight": 3}}; an entry may have weight (its share; others have 1) and key_sha256
     (a list of the SHA-256 of its API keys, in hex). Named ones have metrics of their own."""
 
+    keys: Annotated[KeyTable, NoDecode] = Field(default_factory=dict)
+    """API keys by name: {"acme-1": {"sha256": "...", "tenant": "acme"}}; slai-proxy key new makes one. An entry may
+    also have classes, models, requests_per_minute, tokens_per_minute, concurrency and admin. With any, and with
+    --keys-file, requests without a known key are refused (401)."""
+    keys_file: Path | None = None
+    """YAML file with further keys, as a table like that of keys. Left out, and without keys: anybody is let in."""
+
     max_body_bytes: PositiveInt = 32 << 20
     """Longest request body; a longer one is refused (413)."""
     connect_timeout_seconds: Seconds = 3.0
@@ -176,7 +186,7 @@ class Settings(BaseSettings):
     sim_speed: Positive = 1.0
     """How many times faster than real time they run."""
 
-    @field_validator("classes", "tenants", mode="before")
+    @field_validator("classes", "tenants", "keys", mode="before")
     @classmethod
     def _read_json(cls, value: object, info: ValidationInfo) -> object:
         if not isinstance(value, str):
@@ -264,6 +274,19 @@ class Settings(BaseSettings):
         names = {digest: name for name, tenant in self.tenants.items() for digest in tenant.key_sha256}
         return Tenants(self.tenants_from, secret, names)
 
+    @property
+    def needs_keys(self) -> bool:
+        """Whether clients need an API key."""
+        return bool(self.keys) or self.keys_file is not None
+
+    def read_keys(self) -> list[Key]:
+        """The API keys, those of the file with them.
+
+        Raises:
+            ConfigError: as from ``keys.read_keys``.
+        """
+        return read_keys(self.keys, self.keys_file, self.classes)
+
     def engine_limits(self, cache: CacheConfig) -> EngineLimits:
         """The limits of an engine that reports ``cache``; a configured figure wins."""
         return EngineLimits(
@@ -315,33 +338,20 @@ def load_settings(arguments: Sequence[str], program: str, what: str = "") -> tup
         k for k in _environment_keys() if k.removeprefix(ENVIRONMENT_PREFIX).lower() not in Settings.model_fields
     ]
     if unknown:
-        raise ConfigError(f"environment: {', '.join(unknown)} is no setting; see --help for those that are")
+        near = suggestion(unknown[0], (ENVIRONMENT_PREFIX + name.upper() for name in Settings.model_fields))
+        raise ConfigError(f"environment: {', '.join(unknown)} is no setting{near or '; see --help for those that are'}")
     path = flags.get("config") or environment.get("config")
-    file = _read_yaml(Path(path)) if path else {}
+    file = read_config_file(Path(path)) if path else ConfigFile()
     values: dict[str, Any] = {}
     sources = dict.fromkeys(Settings.model_fields, "default")
-    for name, source in ((f"file {path}", file), ("environment", environment), ("flag", flags)):
+    for name, source in ((f"file {path}", file.values), ("environment", environment), ("flag", flags)):
         values |= source
         sources |= dict.fromkeys(source, name)
     try:
         return Settings(**values), sources
     except ValidationError as error:
-        raise ConfigError(explain(error, sources)) from None
+        raise ConfigError(explain(error, sources, file.line, Settings.model_fields)) from None
 
 
 def _environment_keys() -> list[str]:
     return sorted(key for key in os.environ if key.startswith(ENVIRONMENT_PREFIX))
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {explain_yaml(error)}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"{path}: expected a mapping of settings, found a {type(content).__name__}")
-    return {str(key): value for key, value in content.items()}

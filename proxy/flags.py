@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
+
+from proxy.mistakes import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,11 +25,22 @@ _VALUES = {
     "classes": "JSON",
     "default_class": "NAME",
     "tenants": "JSON",
+    "keys": "JSON",
+    "keys_file": "FILE",
     "decision_log": "FILE",
     "state_dir": "DIR",
     "otlp_endpoint": "URL",
 }
 _UNITS = ("seconds", "tokens", "bytes", "port")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Knows what was meant by a flag that there is not."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = message.partition("unrecognized arguments: ")[2].split(" ")[0].partition("=")[0]
+        known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        super().error(message + (suggestion(unknown, known) if unknown else ""))
 
 
 def read_flags(
@@ -38,7 +51,7 @@ def read_flags(
     Raises:
         SystemExit: the flags do not parse, or they ask for help (as argparse does).
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=program, usage=f"{program} [FLAG ...]", description=f"{what} {_DESCRIPTION}", allow_abbrev=False
     )
     for name, field in settings.model_fields.items():

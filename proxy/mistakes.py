@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from pydantic import ValidationError
 
-_EXAMPLES = {"classes": ("fast", '{"tbt_seconds": 0.1}'), "tenants": ("acme", '{"weight": 3}')}
+_EXAMPLES = {
+    "classes": ("fast", '{"tbt_seconds": 0.1}'),
+    "tenants": ("acme", '{"weight": 3}'),
+    "keys": ("acme-1", '{"sha256": "...", "tenant": "acme"}'),
+}
 
 
 def example(key: str) -> str:
@@ -20,16 +25,35 @@ def example(key: str) -> str:
     return f'{{"{name}": {entry}}}'
 
 
-def explain(error: ValidationError, sources: Mapping[str, str]) -> str:
-    """Return a line for every mistake; ``sources`` tells where each key was set."""
+def explain(
+    error: ValidationError,
+    sources: Mapping[str, str],
+    line_of: Callable[[tuple[str, ...]], int | None] = lambda _: None,
+    known: Iterable[str] = (),
+) -> str:
+    """Return a line for every mistake.
+
+    ``sources`` tells where each key was set, ``line_of`` in which line of a file, and ``known`` which settings there
+    are.
+    """
     lines = []
     for problem in error.errors(include_url=False):
-        if not problem["loc"]:  # about several settings, which the message names
+        path = tuple(str(part) for part in problem["loc"] if part != "[key]")
+        if not path:  # about several settings, which the message names
             lines.append(_message(problem))
             continue
-        where = sources.get(str(problem["loc"][0]), "")
-        lines.append(f"{'.'.join(map(str, problem['loc']))}{f' ({where})' if where else ''}: {_message(problem)}")
+        where = sources.get(path[0], "")
+        if where.startswith("file ") and (line := line_of(path)) is not None:
+            where += f", line {line}"
+        hint = suggestion(path[-1], known) if problem["type"] == "extra_forbidden" and len(path) == 1 else ""
+        lines.append(f"{'.'.join(path)}{f' ({where})' if where else ''}: {_message(problem)}{hint}")
     return "\n".join(lines)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return a question after the name that was meant, if one of ``known`` is near."""
+    near = get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def explain_yaml(error: yaml.YAMLError | UnicodeDecodeError) -> str:
@@ -46,6 +70,8 @@ def _message(problem: Any) -> str:
     key = problem["loc"][0] if problem["loc"] else ""
     if problem["type"] == "extra_forbidden":
         return "no such setting"
+    if problem["type"] == "missing":
+        return "has to be given"
     if key in _EXAMPLES and problem["type"] == "dict_type":
         return f"give {example(key)}"
     if key in _EXAMPLES and problem["type"] == "model_type":

@@ -331,7 +331,7 @@ class TestMistakes:
         lines = complaint("--config", str(file), "--port", "x").splitlines()
         assert sorted(line.split(":")[0].split(" (")[0] for line in lines) == ["kv_tokens", "policy", "port"]
         assert any("(environment)" in line for line in lines)
-        assert any(f"(file {file})" in line for line in lines)
+        assert any(f"(file {file}, line 1)" in line for line in lines)
 
     @pytest.mark.parametrize(
         "arguments", [("--nonsense", "1"), ("positional",), ("--port",), ("--por", "9"), ("--tile",)]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from proxy.wire.keys import presented_key
 from proxy.wire.openai import BadRequest
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 TENANT_HEADER = "x-slai-tenant"
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_LONGEST_KEY = 4096
 
 
 class TenantSource(StrEnum):
@@ -61,16 +61,10 @@ class Tenants:
                 told = f"{TENANT_HEADER} must be 1 to 64 letters, digits, '.', '_' and '-'"
                 raise BadRequest(told, param=TENANT_HEADER)
             return name
-        key = _api_key(headers)
+        key = presented_key(headers)
         if not key:
             return ""
         name = self.names.get(hashlib.sha256(key).hexdigest()) if self.names else None
         if name is None and self.source is not TenantSource.KEY:
             return ""
         return name or f"key:{hashlib.blake2b(key, key=self.secret, digest_size=12).hexdigest()}"
-
-
-def _api_key(headers: MultiMapping[str]) -> bytes:
-    scheme, _, token = headers.get("Authorization", "").partition(" ")
-    key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-    return key[:_LONGEST_KEY].encode("utf-8", "surrogateescape")

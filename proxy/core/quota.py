@@ -1,0 +1,195 @@
+"""What one API key may use: requests and tokens per minute, and requests at once.
+
+Each rate is a token bucket: full at first, it holds a minute's worth and fills at the rate, so that within any ``t``
+seconds no more than ``limit * (1 + t / 60)`` is used. What a request will use is only known when it ends. Until then
+what it may use is *reserved* beside the bucket, not taken out of it; at its end what it did use is taken, and the
+reservation goes. So what an early end leaves is there again at once, and a bucket that has refilled meanwhile is not
+filled twice. As long as no request uses more than it reserved, the bucket never falls below zero; where one does (its
+prompt was longer than thought), the debt is paid back before anything else is let in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+_MINUTE = 60.0
+_FIRST_OUTPUT = 256.0
+"""Tokens that an answer without a limit is taken to have, until the key's own answers tell."""
+_OUTPUT_WEIGHT = 0.1
+
+
+class QuotaReason(StrEnum):
+    """Which limit a request would break."""
+
+    REQUESTS = "requests_per_minute"
+    TOKENS = "tokens_per_minute"
+    CONCURRENCY = "concurrency"
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaLimits:
+    """Most requests and tokens (prompt and output) a minute, and most requests at once; ``None``: no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+
+    def __post_init__(self) -> None:
+        if any(limit is not None and limit < 1 for limit in self._all()):
+            raise ValueError("limits must be at least 1")
+
+    def _all(self) -> tuple[int | None, ...]:
+        return self.requests_per_minute, self.tokens_per_minute, self.concurrency
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaRefusal:
+    """A request that may not go now. ``retry_after_seconds``: when it may; ``None``: never, it is too large."""
+
+    reason: QuotaReason
+    limit: int
+    retry_after_seconds: float | None
+
+
+@dataclass(slots=True, eq=False)
+class QuotaLease:
+    """What one request holds of a quota; give it back by ``Quota.end``, once."""
+
+    reserved_tokens: int = 0
+    open: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """One limit, as clients are told of it."""
+
+    limit: int
+    remaining: int
+    reset_seconds: float
+    """Until all of it is there again."""
+
+
+class TokenBucket:
+    """``limit`` a minute. ``now`` never decreases from call to call."""
+
+    __slots__ = ("_at", "_level", "limit")
+
+    def __init__(self, limit: int, now: float) -> None:
+        self.limit = limit
+        self._level = float(limit)
+        self._at = now
+
+    def level(self, now: float) -> float:
+        """What is in the bucket; below zero where requests used more than they had reserved."""
+        if now > self._at:
+            self._level = min(self.limit, self._level + (now - self._at) * self.limit / _MINUTE)
+            self._at = now
+        return self._level
+
+    def lacks_seconds(self, amount: float, now: float) -> float:
+        """Return how long until ``amount`` is there; 0 if it is now."""
+        return max(0.0, (amount - self.level(now)) * _MINUTE / self.limit)
+
+    def take(self, amount: float, now: float) -> None:
+        """Use up ``amount``."""
+        self._level = self.level(now) - amount
+
+    def resize(self, limit: int, now: float) -> None:
+        """Change the limit; what was used of the last minute stays used."""
+        used = self.limit - self.level(now)
+        self.limit = limit
+        self._level = min(limit, limit - used)
+
+    def remaining(self, now: float, reserved: int = 0) -> Remaining:
+        """What is there now and not reserved."""
+        left = self.level(now) - reserved
+        return Remaining(self.limit, max(0, int(left)), max(0.0, (self.limit - left) * _MINUTE / self.limit))
+
+
+@dataclass(slots=True)
+class Quota:
+    """The limits of one key and what is used of them."""
+
+    limits: QuotaLimits
+    now: float
+    active: int = 0
+    """Requests under way."""
+    reserved: int = 0
+    """Tokens that they may still use."""
+    _requests: TokenBucket | None = field(init=False, default=None)
+    _tokens: TokenBucket | None = field(init=False, default=None)
+    _usual_output: float = field(init=False, default=_FIRST_OUTPUT)
+
+    def __post_init__(self) -> None:
+        self.change(self.limits, self.now)
+
+    def change(self, limits: QuotaLimits, now: float) -> None:
+        """Set other limits; what was used and is held counts on."""
+        self.limits = limits
+        self._requests = _resized(self._requests, limits.requests_per_minute, now)
+        self._tokens = _resized(self._tokens, limits.tokens_per_minute, now)
+
+    def begin(self, now: float) -> QuotaLease | QuotaRefusal:
+        """Let a request in, by its head alone. A refused one uses nothing."""
+        most = self.limits.concurrency
+        if most is not None and self.active >= most:
+            return QuotaRefusal(QuotaReason.CONCURRENCY, most, 1.0)
+        bucket = self._requests
+        if bucket is not None:
+            if wait := bucket.lacks_seconds(1, now):
+                return QuotaRefusal(QuotaReason.REQUESTS, bucket.limit, wait)
+            bucket.take(1, now)
+        self.active += 1
+        return QuotaLease()
+
+    def reserve(self, lease: QuotaLease, prompt_tokens: int, max_tokens: int | None, now: float) -> QuotaRefusal | None:
+        """Hold the tokens that a request may use; what it held before is given up.
+
+        ``max_tokens``: the most that it may generate; what its key's answers usually have where it does not say.
+        A whole bucket will do for any output, or a client that allows more than it wants would never be served.
+        """
+        bucket = self._tokens
+        if bucket is None or not lease.open:
+            return None
+        self.reserved -= lease.reserved_tokens
+        lease.reserved_tokens = 0
+        if prompt_tokens > bucket.limit:
+            return QuotaRefusal(QuotaReason.TOKENS, bucket.limit, None)
+        output = int(self._usual_output) if max_tokens is None else max_tokens
+        wanted = min(prompt_tokens + output, bucket.limit)
+        if wait := bucket.lacks_seconds(wanted + self.reserved, now):
+            return QuotaRefusal(QuotaReason.TOKENS, bucket.limit, wait)
+        self.reserved += wanted
+        lease.reserved_tokens = wanted
+        return None
+
+    def end(self, lease: QuotaLease, now: float, *, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
+        """Settle a request that is over, with what it did use; a second end of the same does nothing."""
+        if not lease.open:
+            return
+        lease.open = False
+        self.active -= 1
+        self.reserved -= lease.reserved_tokens
+        if self._tokens is not None:
+            self._tokens.take(prompt_tokens + output_tokens, now)
+        if output_tokens:
+            self._usual_output += _OUTPUT_WEIGHT * (output_tokens - self._usual_output)
+
+    def requests(self, now: float) -> Remaining | None:
+        """What is left of the requests; ``None`` without a limit."""
+        return None if self._requests is None else self._requests.remaining(now)
+
+    def tokens(self, now: float) -> Remaining | None:
+        """What is left of the tokens; ``None`` without a limit."""
+        return None if self._tokens is None else self._tokens.remaining(now, self.reserved)
+
+
+def _resized(bucket: TokenBucket | None, limit: int | None, now: float) -> TokenBucket | None:
+    if limit is None:
+        return None
+    if bucket is None:
+        return TokenBucket(limit, now)
+    if limit != bucket.limit:
+        bucket.resize(limit, now)
+    return bucket
