@@ -1,4 +1,4 @@
-"""``slai-proxy``: serve, simulate, engine, replay, config."""
+"""``slai-proxy``: serve, check-config, config, key, simulate, engine, replay."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from proxy import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _COMMANDS = {
     "serve": "start the proxy in front of vLLM servers (or of simulated ones)",
+    "check-config": "say whether the settings hold, and start nothing",
     "config": "print the settings as they would hold, and where each comes from",
     "simulate": "compare schedulers in virtual time",
     "engine": "start simulated vLLM servers",
@@ -22,6 +23,8 @@ _COMMANDS = {
 
 _WHAT = {
     "serve": "Serve the OpenAI API in front of vLLM servers, or of simulated ones, until SIGTERM or Ctrl-C.",
+    "check-config": "Take the same flags as serve, start nothing, and say whether the settings hold, with all files "
+    "that they name. Exit codes: 0, they do; 2, they do not.",
     "config": "Take the same flags as serve, start nothing, and print the settings as they would hold: as YAML, each "
     "beneath where it comes from (flag, environment, file or default). The output can be kept as a file for --config.",
 }
@@ -37,25 +40,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments and arguments[0] in ("serve", "config"):  # their flags are the settings
-        return _serve(arguments[1:]) if arguments[0] == "serve" else _show_config(arguments[1:])
+    if arguments and (command := _OF_SETTINGS.get(arguments[0])) is not None:  # their flags are the settings
+        return command(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="slai-proxy",
         description="A scheduling reverse proxy for LLM inference. 'slai-proxy COMMAND --help' tells more.",
     )
     parser.add_argument("--version", action="version", version=f"slai-proxy {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name in ("serve", "config"):
+    for name in _OF_SETTINGS:
         commands.add_parser(name, help=_COMMANDS[name])
+    from proxy import key_command as key  # noqa: PLC0415
     from proxy.sim import command as simulate  # noqa: PLC0415 - numpy and rich are not for serving
     from proxy.sim.http import command as engine  # noqa: PLC0415
     from proxy.telemetry import replay_command as replay  # noqa: PLC0415
 
+    key.add_parser(commands)
     simulate.add_parser(commands)
     engine.add_parser(commands)
     replay.add_parser(commands)
     options = parser.parse_args(arguments)
-    run = {"simulate": simulate.run, "engine": engine.run, "replay": replay.run}[options.command]
+    run = {"key": key.run, "simulate": simulate.run, "engine": engine.run, "replay": replay.run}[options.command]
     return run(options)
 
 
@@ -109,3 +114,26 @@ def _show_config(arguments: Sequence[str]) -> int:
         "".join(f"# {sources[n]}\n{yaml.safe_dump({n: v}, sort_keys=False)}" for n, v in settings_with_sources), end=""
     )
     return 0
+
+
+def _check_config(arguments: Sequence[str]) -> int:
+    from proxy.config import ConfigError, advice, load_settings  # noqa: PLC0415
+    from proxy.server.run import check  # noqa: PLC0415
+
+    try:
+        settings, sources = load_settings(arguments, "slai-proxy check-config", _WHAT["check-config"])
+        check(settings)
+    except ConfigError as error:
+        print(f"slai-proxy: {error}", file=sys.stderr)
+        return 2
+    for line in advice(settings, sources):
+        print(f"slai-proxy: {line}", file=sys.stderr)
+    print("the settings hold")
+    return 0
+
+
+_OF_SETTINGS: dict[str, Callable[[Sequence[str]], int]] = {
+    "serve": _serve,
+    "check-config": _check_config,
+    "config": _show_config,
+}

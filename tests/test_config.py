@@ -285,6 +285,7 @@ class TestMistakes:
         found = complaint()
         assert "SLAI_ENGINE" in found
         assert "SLAI_PROT" in found
+        assert found.endswith("; did you mean SLAI_ENGINES?")
 
     def test_other_variables_are_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PORT", "1")
@@ -299,6 +300,13 @@ class TestMistakes:
             ("1: 2", ("1 (file ", "no such setting")),
             ("- port", ("mapping", "list")),
             ("just words", ("mapping", "str")),
+            ("tokenbudget: 1", ("line 1", "no such setting; did you mean token_budget?")),
+            ("host: a\nport: 1\nport: 2", ("line 3: port is there already, in line 2",)),
+            ("classes:\n  a: {}\n  b: {}\n  a: {}", ("line 4: classes.a is there already, in line 2",)),
+            ("classes:\n  relaxed:\n    tbt: 1", ("classes.relaxed.tbt (file ", "line 3)")),
+            ("engines:\n- http://a\n- ftp://b", ("engines (file ", "line 1)")),
+            ("port: 1\na: &a [*a]", ("no such setting",)),
+            ("[" * 5000, ("nested too deeply",)),
             ("port: [1", ("is not valid YAML: line 1, column 9: ",)),
             ("port: 1\n\tx", ("is not valid YAML: line 2, column 1: ",)),
             ("port: \0", ("is not valid YAML: position 6: special characters are not allowed",)),

@@ -1,15 +1,20 @@
 """``slai-proxy``: help, exit codes, and mistakes told in a line. What it does when it serves is in ``e2e``."""
 
+import hashlib
+import io
 import re
 from pathlib import Path
 
 import pytest
+import yaml
+from pydantic import TypeAdapter
 
 from proxy import __version__
 from proxy.cli import main
 from proxy.config import load_settings
+from proxy.keys import KeySettings
 
-COMMANDS = ("serve", "config", "simulate", "engine", "replay")
+COMMANDS = ("serve", "check-config", "config", "key", "simulate", "engine", "replay")
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +36,7 @@ def exit_code(*arguments: str) -> int:
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("--help") == 0
     printed = capsys.readouterr().out
-    assert all(re.search(rf"^ +{command} ", printed, re.MULTILINE) for command in COMMANDS)
+    assert all(re.search(rf"^ +{command}( |$)", printed, re.MULTILINE) for command in COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -149,3 +154,56 @@ def test_an_interrupt_before_a_command_runs_ends_as_shells_expect(monkeypatch: p
     monkeypatch.setattr("proxy.config.load_settings", interrupted)
     for command in ("serve", "config"):
         assert exit_code(command) == 130
+
+
+class TestKeys:
+    def test_a_new_key_is_shown_once_and_its_entry_holds(self, capsys: pytest.CaptureFixture[str]) -> None:
+        flags = ("--tenant", "acme", "--models", "a, b*", "--requests-per-minute", "60", "--admin")
+        assert main(["key", "new", "acme-1", *flags]) == 0
+        told = capsys.readouterr()
+        key = re.search(r"acme-1: (sk-slai-\S{43})\n", told.err)
+        assert key is not None
+        assert key[1] not in told.out
+        (found,) = (entry.key(name) for name, entry in _entries(told.out).items())
+        assert (found.tenant, found.models, found.limits.requests_per_minute) == ("acme", ("a", "b*"), 60)
+        assert found.admin
+        assert found.sha256 == hashlib.sha256(key[1].encode()).hexdigest()
+        main(["key", "new", "acme-1"])
+        assert capsys.readouterr().err != told.err
+
+    def test_the_entry_of_a_key_that_is_there(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sys.stdin", io.StringIO("my-key\n"))
+        assert main(["key", "hash", "mine"]) == 0
+        told = capsys.readouterr()
+        assert _entries(told.out)["mine"].sha256 == hashlib.sha256(b"my-key").hexdigest()
+        assert "my-key" not in told.out + told.err
+        monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+        assert main(["key", "hash", "mine"]) == 2
+
+    def test_wrong_use(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["key", "new", "a b"]) == 2
+        with pytest.raises(SystemExit):
+            main(["key", "new", "a", "--concurrency", "0"])
+        assert "--concurrency" in capsys.readouterr().err
+
+
+class TestCheckConfig:
+    def test_settings_that_hold(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["check-config", "--port", "0"]) == 0
+        assert capsys.readouterr().out == "the settings hold\n"
+
+    def test_a_flag_that_there_is_not(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            main(["check-config", "--token-budgets=3"])
+        assert "did you mean --token-budget?" in capsys.readouterr().err
+
+    def test_files_that_the_settings_name_are_read(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "keys").write_text("a: 1\n")
+        assert main(["check-config", "--keys-file", str(tmp_path / "keys")]) == 2
+        assert "line 1" in capsys.readouterr().err
+
+
+def _entries(text: str) -> dict[str, KeySettings]:
+    return TypeAdapter(dict[str, KeySettings]).validate_python(yaml.safe_load(text))

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from proxy.wire.errors import ANTHROPIC_PATH
+
 if TYPE_CHECKING:
     from proxy.wire.errors import ErrorAnswer
 
@@ -20,5 +22,8 @@ async def start(request: web.Request, response: web.StreamResponse) -> None:
     await response.prepare(request)
 
 
-def error_response(told: ErrorAnswer) -> web.Response:
-    return web.Response(status=told.status, body=told.body(), headers=told.headers())
+def error_response(told: ErrorAnswer, path: str = "") -> web.Response:
+    """Make an answer of an error, in the shape that clients of ``path`` expect."""
+    anthropic = path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/")
+    body = told.anthropic_body() if anthropic else told.body()
+    return web.Response(status=told.status, body=body, headers=told.headers())

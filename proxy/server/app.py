@@ -19,6 +19,7 @@ from proxy.core.promptsize import PromptSizes
 from proxy.core.recording import RecordedScheduler
 from proxy.core.request import RejectReason
 from proxy.core.scheduler import Scheduler
+from proxy.server.access import CALLER, Access, admit, guard
 from proxy.server.answers import STARTED, error_response
 from proxy.server.driver import Driver
 from proxy.server.generate import CHAT_PATH, Generator
@@ -49,6 +50,7 @@ class Proxy:
     metrics: Metrics
     tracing: Tracing
     prober: Prober
+    access: Access
     chronicle: Chronicle | None = None
     """There where somebody may ask for it."""
     draining: bool = False
@@ -81,9 +83,11 @@ def create_app(
     Serve it with ``handler_cancellation=True``, or the requests of clients that leave go on.
 
     Raises:
+        ConfigError: the API keys cannot be used.
         TracingUnavailableError: ``otlp_endpoint`` is set and the package for it is missing.
     """
-    app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_errors])
+    app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_errors, admit])
+    access = guard(app, settings.read_keys() if settings.needs_keys else None)
     if tracing is None:
         tracing = Tracing.to(otlp_exporter(settings.otlp_endpoint)) if settings.otlp_endpoint else Tracing()
 
@@ -108,7 +112,8 @@ def create_app(
             knowledge=knowledge,
             tiles=settings.tiles,
         )
-        app[PROXY] = Proxy(settings, driver, client, metrics, tracing, prober, chronicle)
+        access.refused = metrics.record_access_refusal
+        app[PROXY] = Proxy(settings, driver, client, metrics, tracing, prober, access, chronicle)
         app[_GENERATOR] = Generator(
             driver,
             client,
@@ -177,6 +182,8 @@ async def _models(request: web.Request) -> web.StreamResponse:
     models = request.app[PROXY].prober.models()
     if not models:
         return error_response(answer(RejectReason.NO_ENGINE))
+    if (caller := request.get(CALLER)) is not None:
+        models = [model for model in models if caller.key.may_use(str(model["id"]))]
     return web.json_response({"object": "list", "data": models})
 
 
@@ -187,7 +194,9 @@ async def _livez(_: web.Request) -> web.Response:
 async def _readyz(request: web.Request) -> web.Response:
     proxy = request.app[PROXY]
     engines = {e.id: "up" if e.up else "down" for e in proxy.scheduler.engines}
-    state = {"ready": proxy.ready, "draining": proxy.draining, "engines": engines}
+    state: dict[str, object] = {"ready": proxy.ready, "draining": proxy.draining}
+    if not proxy.settings.needs_keys:  # anybody may ask, and the engines' addresses are not for everybody
+        state["engines"] = engines
     return web.json_response(state, status=200 if proxy.ready else 503)
 
 

@@ -19,6 +19,7 @@ from multidict import CIMultiDict
 from proxy.core.actions import Dispatch, Reject
 from proxy.core.prefix import NO_BLOCKS
 from proxy.core.request import Outcome, Request, RequestClass
+from proxy.server.access import CALLER, AccessError
 from proxy.server.answers import STARTED, error_response
 from proxy.server.downstream import Downstream
 from proxy.server.meter import StreamMeter
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from proxy.core.prefix import PromptBlocks
     from proxy.core.promptsize import PromptSize, PromptSizes
     from proxy.core.tiles import TileConfig
+    from proxy.server.access import Caller
     from proxy.server.driver import Driver, Ticket
     from proxy.telemetry.chronicle import Chronicle
     from proxy.telemetry.metrics import Metrics
@@ -89,12 +91,18 @@ class Generator:
         try:
             body = await request.read()
             view = peek(body, chat=chat)
-            report.request_class = wire_headers.request_class(request.headers, self.classes, self.default_class)
-            report.tenant = self.tenants.of(request.headers)
+            caller = request.get(CALLER)
+            default = self.default_class if caller is None else self._class_of(caller, request, view.model)
+            report.request_class = wire_headers.request_class(request.headers, self.classes, default)
+            report.tenant = self.tenants.of(request.headers) if caller is None else caller.key.tenant
             report.model, report.stream, report.max_tokens = view.model, view.stream, view.max_tokens
             report.prompt_tokens = self.sizes.tokens(view.model, view.prompt)
             report.times = TokenTimes(report.request_class.tbt_seconds)
-            forwarded = CIMultiDict(wire_headers.forward_request_headers(request.headers))
+            if caller is not None:
+                caller.reserve(report.prompt_tokens, report.max_tokens)
+            forwarded = CIMultiDict(
+                wire_headers.forward_request_headers(request.headers, keep_credentials=caller is None)
+            )
             forwarded["X-Request-Id"] = client_id
             # A compressed stream could be relayed, but not measured.
             forwarded["Accept-Encoding"] = "identity"
@@ -102,6 +110,8 @@ class Generator:
             return await self._schedule(request, report, view.prompt, forwarded, body)
         except BadRequest as error:
             return self._refuse(report, LocalFailure.BAD_REQUEST, bad_request(error))
+        except AccessError as refusal:
+            return self._refuse(report, refusal.failure, refusal.told)
         except web.HTTPRequestEntityTooLarge:
             return self._refuse(report, LocalFailure.BODY_TOO_LARGE, answer(LocalFailure.BODY_TOO_LARGE))
         except web.RequestPayloadError:
@@ -119,10 +129,17 @@ class Generator:
             whole = None if report.stream else report.completion_tokens
             self.driver.end(report.request_id, whole, report.cached_tokens)
             report.ended_at = self.driver.now()
+            if CALLER in request:
+                _settle(request[CALLER], report)
             self.metrics.record(report)
             if self.chronicle is not None:
                 self.chronicle.finish(report)
             self.tracing.end(span, report, report.ended_at, time.time_ns())
+
+    def _class_of(self, caller: Caller, request: web.Request, model: str) -> RequestClass:
+        """Let the caller have the model, and return the class that its requests have by default."""
+        caller.use_model(model)
+        return self.classes.get(caller.use_class(request.headers.get("x-slo-class")) or "", self.default_class)
 
     async def _schedule(
         self,
@@ -292,6 +309,13 @@ def _error(report: RequestReport, told: ErrorAnswer) -> web.Response:
     response = error_response(told)
     response.headers["X-Request-Id"] = report.client_id
     return response
+
+
+def _settle(caller: Caller, report: RequestReport) -> None:
+    """Charge what was used: all that an engine did, also for a client that left, but not where the engine failed."""
+    worked = report.engine_id is not None and report.outcome in (Outcome.COMPLETED, Outcome.CLIENT_GONE)
+    if worked or report.times.chunks:
+        caller.settle(report.prompt_tokens, report.completion_tokens or report.times.chunks)
 
 
 def _credentials(request: web.Request) -> bytes:

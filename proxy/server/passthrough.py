@@ -9,6 +9,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy.core.request import RejectReason
+from proxy.server.access import CALLER
 from proxy.server.answers import error_response, start
 from proxy.upstream.client import EngineClient, EngineError
 from proxy.wire import headers as wire_headers
@@ -34,11 +35,15 @@ class PassThrough:
             return error_response(answer(LocalFailure.BODY_TOO_LARGE))
         except web.RequestPayloadError:
             return error_response(answer(LocalFailure.BAD_REQUEST, message="the request body cannot be decoded"))
-        engine_id = self.scheduler.place_unscheduled(_model(request, body))
+        model = _model(request, body)
+        caller = request.get(CALLER)
+        if caller is not None:
+            caller.use_model(model, request.method)
+        engine_id = self.scheduler.place_unscheduled(model)
         engine_id = engine_id or self.scheduler.place_unscheduled("")  # the engine itself says that it lacks the model
         if engine_id is None:
             return error_response(answer(RejectReason.NO_ENGINE))
-        forwarded = wire_headers.forward_request_headers(request.headers)
+        forwarded = wire_headers.forward_request_headers(request.headers, keep_credentials=caller is None)
         try:
             async with self.client.send(
                 engine_id, request.method, request.rel_url.raw_path_qs, forwarded, body

@@ -33,10 +33,20 @@ _MAX_HEADER_BYTES = 1 << 16
 SIMULATED_MODEL = "simulated"
 
 
+def check(settings: Settings) -> None:
+    """Look into the files that the settings name.
+
+    Raises:
+        ConfigError: one of them cannot be used.
+    """
+    settings.read_keys()
+
+
 async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once.
 
     Raises:
+        ConfigError: a file that the settings name cannot be used.
         OSError: the address is not free or not ours.
         TracingUnavailableError: as from ``create_app``.
         DecisionLogError: the decision log cannot be written.

@@ -95,6 +95,7 @@ class Metrics:
         self._queue = histogram("slai.queue.duration", "Arrival to dispatch", _QUEUE_EDGES)
         self._requests = meter.create_counter("slai.requests", description="Generation requests by outcome")
         self._reasons = meter.create_counter("slai.failures", description="Requests refused or failed, by reason")
+        self._access = meter.create_counter("slai.access.refusals", description="Requests not let in, by reason")
         self._misses = meter.create_counter(
             "slai.deadline.misses", description="Deadlines missed, by kind: ttft or tbt"
         )
@@ -165,6 +166,10 @@ class Metrics:
             self._tenant_tokens.add(output, {"direction": "output", **tenant})
             if report.ttft_seconds is not None:
                 self._tenant_ttft.record(report.ttft_seconds, tenant)
+
+    def record_access_refusal(self, reason: str) -> None:
+        """Record a request that an API key, or the want of one, kept out."""
+        self._access.add(1, {"reason": str(reason)})
 
     def record_slice(self, tokens: int, before: int, cached: int | None) -> None:
         """Record a slice of ``tokens`` new tokens after ``before`` others, of which the engine found ``cached``."""

@@ -50,6 +50,32 @@ class LocalFailure(StrEnum):
     INTERNAL = "internal"
 
 
+class AccessFailure(StrEnum):
+    """Why a client is not let in. Metric label."""
+
+    NO_KEY = "no_key"
+    UNKNOWN_KEY = "unknown_key"
+    PATH = "path_not_allowed"
+    MODEL = "model_not_allowed"
+    CLASS = "class_not_allowed"
+    REQUESTS_PER_MINUTE = "requests_per_minute"
+    TOKENS_PER_MINUTE = "tokens_per_minute"
+    CONCURRENCY = "concurrency"
+
+
+ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
     """An error as a client gets it: as a whole answer, or as the last event of a stream."""
@@ -69,6 +95,11 @@ class ErrorAnswer:
         """Return the error as JSON, in ASCII and on one line."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return json.dumps({"error": error}).encode()
+
+    def anthropic_body(self) -> bytes:
+        """Return the error as clients of Anthropic's Messages API expect it, in ASCII and on one line."""
+        error = {"type": _ANTHROPIC_TYPES.get(self.status, "api_error"), "message": self.message}
+        return json.dumps({"type": "error", "error": error}).encode()
 
     def headers(self) -> dict[str, str]:
         """Return the answer's headers; waits are rounded up, so that nobody comes back too early."""
@@ -90,7 +121,7 @@ class ErrorAnswer:
         return b"data: " + self.body() + b"\n\n"
 
 
-Reason = RejectReason | UpstreamFailure | LocalFailure
+Reason = RejectReason | UpstreamFailure | LocalFailure | AccessFailure
 
 _TABLE: Mapping[Reason, ErrorAnswer] = MappingProxyType(
     {
@@ -191,6 +222,61 @@ _TABLE: Mapping[Reason, ErrorAnswer] = MappingProxyType(
         LocalFailure.BODY_TOO_LARGE: ErrorAnswer(
             413, "invalid_request_error", "request_too_large", "the request body is too large"
         ),
+        AccessFailure.NO_KEY: ErrorAnswer(
+            401,
+            "invalid_request_error",
+            "invalid_api_key",
+            "an API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+            should_retry=False,
+        ),
+        AccessFailure.UNKNOWN_KEY: ErrorAnswer(
+            401, "invalid_request_error", "invalid_api_key", "the API key is not known here", should_retry=False
+        ),
+        AccessFailure.PATH: ErrorAnswer(
+            403,
+            "invalid_request_error",
+            "path_not_allowed",
+            "this API key may not use the engines' own administration",
+            should_retry=False,
+        ),
+        AccessFailure.MODEL: ErrorAnswer(
+            403,
+            "invalid_request_error",
+            "model_not_allowed",
+            "this API key may not use the model",
+            param="model",
+            should_retry=False,
+        ),
+        AccessFailure.CLASS: ErrorAnswer(
+            403,
+            "invalid_request_error",
+            "class_not_allowed",
+            "this API key may not use the class",
+            param="x-slo-class",
+            should_retry=False,
+        ),
+        AccessFailure.REQUESTS_PER_MINUTE: ErrorAnswer(
+            429,
+            "requests",
+            "rate_limit_exceeded",
+            "this API key has reached its limit of requests per minute",
+            should_retry=True,
+        ),
+        # Without a time to come back it is a prompt that can never pass.
+        AccessFailure.TOKENS_PER_MINUTE: ErrorAnswer(
+            429,
+            "tokens",
+            "rate_limit_exceeded",
+            "this API key has reached its limit of tokens per minute",
+            should_retry=False,
+        ),
+        AccessFailure.CONCURRENCY: ErrorAnswer(
+            429,
+            "requests",
+            "rate_limit_exceeded",
+            "this API key has reached its limit of requests at once",
+            should_retry=True,
+        ),
         LocalFailure.INTERNAL: ErrorAnswer(
             500, "server_error", "internal_error", "the proxy failed; the request is not at fault", should_retry=False
         ),
@@ -216,6 +302,7 @@ def answer(
         found,
         message=message or found.message,
         retry_after_seconds=found.retry_after_seconds if retry_after_seconds is None else retry_after_seconds,
+        should_retry=True if reason is AccessFailure.TOKENS_PER_MINUTE and retry_after_seconds else found.should_retry,
         estimated_wait_seconds=estimated_wait_seconds,
     )
 

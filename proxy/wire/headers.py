@@ -18,6 +18,7 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
+from proxy.wire.keys import CREDENTIALS
 from proxy.wire.openai import BadRequest
 
 if TYPE_CHECKING:
@@ -54,9 +55,14 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _LONGEST_DEADLINE_SECONDS = 3600.0
 
 
-def forward_request_headers(headers: MultiMapping[str]) -> list[tuple[str, str]]:
-    """Return the client's headers that an engine should get, in their order and with repeated ones kept."""
+def forward_request_headers(headers: MultiMapping[str], *, keep_credentials: bool = True) -> list[tuple[str, str]]:
+    """Return the client's headers that an engine should get, in their order and with repeated ones kept.
+
+    ``keep_credentials`` passes the client's API key on, for an engine that checks it: never one that is the proxy's.
+    """
     dropped = HOP_BY_HOP | _OURS_UPSTREAM | _named_in_connection(headers)
+    if not keep_credentials:
+        dropped |= CREDENTIALS
     return [
         (name, value)
         for name, value in headers.items()

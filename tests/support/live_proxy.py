@@ -13,6 +13,7 @@ from scripted_engine import ScriptedEngine
 
 from proxy.config import Settings
 from proxy.core.scheduler import Scheduler
+from proxy.server.access import Access
 from proxy.server.app import PROXY, LimitsOf, create_app
 from proxy.server.driver import Driver
 from proxy.telemetry.tracing import Tracing
@@ -58,6 +59,10 @@ class LiveProxy:
     @property
     def prober(self) -> Prober:
         return self.app[PROXY].prober
+
+    @property
+    def app_access(self) -> Access:
+        return self.app[PROXY].access
 
     @property
     def upstream_connections(self) -> int:

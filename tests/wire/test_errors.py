@@ -7,6 +7,7 @@ import pytest
 from proxy.core.request import RejectReason
 from proxy.wire.errors import (
     ANSWERS,
+    AccessFailure,
     ErrorAnswer,
     LocalFailure,
     Reason,
@@ -18,7 +19,7 @@ from proxy.wire.errors import (
 from proxy.wire.openai import BadRequest, read_chunk
 from proxy.wire.sse import EventSplitter
 
-EVERY_REASON: list[Reason] = [*RejectReason, *UpstreamFailure, *LocalFailure]
+EVERY_REASON: list[Reason] = [*RejectReason, *UpstreamFailure, *LocalFailure, *AccessFailure]
 
 
 def test_every_reason_has_an_answer_and_no_two_reasons_share_a_name() -> None:
@@ -35,6 +36,14 @@ TABLE: dict[Reason, tuple[int, str, str | None, bool, bool | None]] = {
     RejectReason.NO_QUEUE: (429, "rate_limit_error", "slow_down", True, False),
     RejectReason.NO_ENGINE: (503, "service_unavailable_error", "no_engines", True, True),
     RejectReason.DRAINING: (503, "service_unavailable_error", "server_is_overloaded", True, True),
+    AccessFailure.NO_KEY: (401, "invalid_request_error", "invalid_api_key", False, False),
+    AccessFailure.UNKNOWN_KEY: (401, "invalid_request_error", "invalid_api_key", False, False),
+    AccessFailure.PATH: (403, "invalid_request_error", "path_not_allowed", False, False),
+    AccessFailure.MODEL: (403, "invalid_request_error", "model_not_allowed", False, False),
+    AccessFailure.CLASS: (403, "invalid_request_error", "class_not_allowed", False, False),
+    AccessFailure.REQUESTS_PER_MINUTE: (429, "requests", "rate_limit_exceeded", False, True),
+    AccessFailure.TOKENS_PER_MINUTE: (429, "tokens", "rate_limit_exceeded", False, False),
+    AccessFailure.CONCURRENCY: (429, "requests", "rate_limit_exceeded", False, True),
     RejectReason.UNKNOWN_MODEL: (404, "invalid_request_error", "model_not_found", False, None),
     RejectReason.TOO_LONG: (400, "invalid_request_error", "context_length_exceeded", False, None),
     UpstreamFailure.CONNECT_FAILED: (502, "server_error", "upstream_error", True, True),
