@@ -49,6 +49,7 @@ TABLE: dict[Reason, tuple[int, str, str | None, bool, bool | None]] = {
     UpstreamFailure.CONNECT_FAILED: (502, "server_error", "upstream_error", True, True),
     UpstreamFailure.CUT_BEFORE_ANSWER: (502, "server_error", "upstream_error", False, False),
     UpstreamFailure.CUT_MID_STREAM: (502, "server_error", "upstream_error", False, False),
+    UpstreamFailure.REMOVED: (502, "server_error", "upstream_error", False, False),
     UpstreamFailure.TIMED_OUT: (504, "timeout_error", "upstream_timeout", False, False),
     LocalFailure.BAD_REQUEST: (400, "invalid_request_error", None, False, None),
     LocalFailure.BODY_TOO_LARGE: (413, "invalid_request_error", "request_too_large", False, None),
