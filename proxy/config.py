@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -37,6 +36,7 @@ from proxy.core.tiles import TileConfig, budget_advice
 from proxy.flags import read_flags
 from proxy.keys import KeyTable, read_keys
 from proxy.mistakes import example, explain, suggestion
+from proxy.upstream.sources import check_entry
 from proxy.wire.tenants import Tenants, TenantSource
 
 if TYPE_CHECKING:
@@ -91,7 +91,13 @@ class Settings(BaseSettings):
     config: Path | None = None
     """YAML file with further settings."""
     engines: Annotated[tuple[str, ...], NoDecode] = ()
-    """Base URLs of the engines (without /v1), with commas between them. Left out: simulated engines are started."""
+    """Base URLs of the engines (without /v1), with commas between them, or where to find them: dns+http://NAME:PORT
+    (all its addresses), srv+http://NAME, file:PATH (a list of URLs) or k8s+http://SERVICE.NAMESPACE:PORT, which are
+    followed as they change. Left out: simulated engines are started."""
+    discovery_interval_seconds: Seconds = 5.0
+    """Time between two looks at DNS names and files that tell engines."""
+    engine_drain_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 300.0
+    """How long streams may go on at an engine that is told of no more; then they are cut."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for all."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
@@ -208,18 +214,7 @@ class Settings(BaseSettings):
     @field_validator("engines")
     @classmethod
     def _check_engines(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for url in value:
-            parts = urlsplit(url)
-            if parts.username is not None or parts.password is not None:
-                raise ValueError("an engine's URL must not hold credentials: they would show in logs and metrics")
-            try:
-                _ = parts.port
-            except ValueError:
-                raise ValueError(f"{url!r}: the port is not a number up to 65535") from None
-            if parts.path.endswith("/v1"):
-                raise ValueError(f"{url!r}: give the engine's base URL, without /v1")
-            if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-                raise ValueError(f"{url!r} is not a base URL like http://127.0.0.1:8001")
+        value = tuple(map(check_entry, value))
         if len(set(value)) < len(value):
             raise ValueError("an engine is named twice")
         return value

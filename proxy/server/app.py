@@ -29,8 +29,10 @@ from proxy.telemetry.decisionlog import DecisionLog, LogFile
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.tracing import Tracing, otlp_exporter
 from proxy.upstream.client import EngineClient, Timeouts
+from proxy.upstream.discovery import Discovery
 from proxy.upstream.knowledge import Knowledge
 from proxy.upstream.probe import Prober
+from proxy.upstream.sources import split
 from proxy.wire.errors import LocalFailure, answer
 from proxy.wire.fingerprint import Fingerprinter
 
@@ -50,6 +52,7 @@ class Proxy:
     metrics: Metrics
     tracing: Tracing
     prober: Prober
+    discovery: Discovery
     access: Access
     chronicle: Chronicle | None = None
     """There where somebody may ask for it."""
@@ -105,7 +108,7 @@ def create_app(
         # It reads a small file, and nobody is served yet.
         knowledge = None if settings.state_dir is None else Knowledge.load(settings.state_dir)
         prober = Prober(
-            settings.engines,
+            (),
             limits or settings.engine_limits,
             driver.feed,
             interval_seconds=settings.probe_interval_seconds,
@@ -113,7 +116,9 @@ def create_app(
             tiles=settings.tiles,
         )
         access.refused = metrics.record_access_refusal
-        app[PROXY] = Proxy(settings, driver, client, metrics, tracing, prober, access, chronicle)
+        discovery = _discover(settings, prober, client)
+        metrics.watch_sources(discovery.sources)
+        app[PROXY] = Proxy(settings, driver, client, metrics, tracing, prober, discovery, access, chronicle)
         app[_GENERATOR] = Generator(
             driver,
             client,
@@ -129,9 +134,11 @@ def create_app(
         )
         app[_PASS_THROUGH] = PassThrough(scheduler, client)
         # Before the first request: who is there? An engine that is down now costs no more than its refusal.
+        await discovery.look_first()
         await prober.look_first()
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(prober.run(), name="probes")]
+            background.append(group.create_task(discovery.run(), name="discovery"))
             if log is not None:
                 background.append(group.create_task(log.run(), name="decision log"))
             if knowledge is not None:
@@ -150,6 +157,15 @@ def create_app(
         await asyncio.to_thread(_close_telemetry, metrics, tracing)  # exporters flush, and wait for it
 
     app.cleanup_ctx.append(life)
+    _route(app)
+    return app
+
+
+_GENERATOR = web.AppKey("generator", Generator)
+_PASS_THROUGH = web.AppKey("pass_through", PassThrough)
+
+
+def _route(app: web.Application) -> None:
     app.router.add_post(CHAT_PATH, _generate)
     app.router.add_post("/v1/completions", _generate)
     app.router.add_get("/v1/models", _models)
@@ -158,11 +174,16 @@ def create_app(
     app.router.add_get("/health", _readyz)
     app.router.add_get("/metrics", _metrics)
     app.router.add_route("*", "/{path:.*}", _pass_through)
-    return app
 
 
-_GENERATOR = web.AppKey("generator", Generator)
-_PASS_THROUGH = web.AppKey("pass_through", PassThrough)
+def _discover(settings: Settings, prober: Prober, client: EngineClient) -> Discovery:
+    def remove(engine: str) -> None:
+        prober.remove(engine, settings.engine_drain_seconds)
+        client.forget(engine)
+
+    discovery = Discovery(prober.add, remove)
+    discovery.configure(*split(settings.engines, settings.discovery_interval_seconds))
+    return discovery
 
 
 def _close_telemetry(metrics: Metrics, tracing: Tracing) -> None:

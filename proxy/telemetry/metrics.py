@@ -180,6 +180,19 @@ class Metrics:
             self._slice_hits.add(hit, {"cached": "yes"})
             self._slice_hits.add(before - hit, {"cached": "no"})
 
+    def watch_sources(self, read: Callable[[], Iterable[tuple[str, bool, int]]]) -> None:
+        """Show the sources of engines that ``read`` gives: name, whether it tells at present, engines known by it."""
+        meter = self._provider.get_meter("slai-proxy", __version__)
+
+        def gauge(name: str, description: str, position: int) -> None:
+            def observe(_: CallbackOptions) -> Iterator[Observation]:
+                return (Observation(int(told[position]), {"source": told[0]}) for told in read())
+
+            meter.create_observable_gauge(name, [observe], description=description)
+
+        gauge("slai.discovery.up", "1 if the source of engines tells at present", 1)
+        gauge("slai.discovery.engines", "Engines that the source has told", 2)
+
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
