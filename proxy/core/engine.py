@@ -318,7 +318,10 @@ class EngineBelief:
         Answers that are not streamed and prompts before the first token are silent. To take their backlog for
         untouched would leave the engine idle; to take it for done too early only loosens the gate.
         """
-        while (until := self.silent_until()) is not None and now >= until:
+        # The first comparison spares the second most of the time: no step is expected to be shorter than usual.
+        while self.backlog and now >= self._step_began_at + self.step_seconds * self._patience_steps():
+            if now < self._step_began_at + self._patience_seconds():
+                return
             expected = self._step_expected_seconds()
             steps = max(1, int((now - self._step_began_at) / expected))
             self._silent = True
@@ -327,8 +330,11 @@ class EngineBelief:
             self._next_step(steps, self._step_began_at + steps * expected)
 
     def _patience_seconds(self) -> float:
+        return self._step_expected_seconds() * self._patience_steps()
+
+    def _patience_steps(self) -> int:
         # Without a stream nothing tells of a step's end, so there is nothing to be patient for.
-        return self._step_expected_seconds() * (_PATIENCE_STEPS if self._streams else 1)
+        return _PATIENCE_STEPS if self._streams else 1
 
     def _step_expected_seconds(self) -> float:
         """How long the step under way should take, if it has taken in all that was released."""

@@ -26,12 +26,18 @@ def spread(
     those, and what came meanwhile.
     """
     tokens, attention, pieces = [0] * HORIZON, [0.0] * HORIZON, [0] * HORIZON
-    for prefill, joins in prefills:
+    last = HORIZON - 1
+    for prefill, joins in prefills:  # once for each prompt of each request that comes or goes: no calls in here
         left = prefill.remaining
-        step = min(joins - step_under_way, HORIZON - 1)
-        step = max(step, 0)
-        while left and step < HORIZON:
-            worked_on = min(left, prefill_budget - tokens[step])
+        step = joins - step_under_way
+        if step > last:
+            step = last
+        elif step < 0:
+            step = 0
+        while left and step <= last:
+            worked_on = prefill_budget - tokens[step]
+            if worked_on > left:  # noqa: PLR1730 - see above
+                worked_on = left
             if worked_on > 0:
                 tokens[step] += worked_on
                 attention[step] += worked_on * (prefill.context - left + worked_on / 2)

@@ -80,11 +80,10 @@ class Holdings:
         """
         held = self._held.get(request.tenant)
         tenants = len(self) + (held is None)
-        with_it = _Held(request.tenant)
+        amounts = 1, request.size_bytes, request.prompt_tokens
         if held is not None:
-            with_it.requests, with_it.size_bytes, with_it.tokens = held.requests, held.size_bytes, held.tokens
-        with_it.count(request, 1)
-        return self._part(with_it) <= 1 / tenants
+            amounts = held.requests + 1, held.size_bytes + amounts[1], held.tokens + amounts[2]
+        return self._part_of(amounts) <= 1 / tenants
 
     def newest_of_greatest(self) -> Waiting:
         """The newest request of the tenant that holds most; somebody must wait."""
@@ -92,7 +91,9 @@ class Holdings:
         return newest
 
     def _part(self, held: _Held) -> float:
-        amounts = held.requests, held.size_bytes, held.tokens
+        return self._part_of((held.requests, held.size_bytes, held.tokens))
+
+    def _part_of(self, amounts: tuple[int, int, int]) -> float:
         return max(_ratio(amount, bound) for amount, bound in zip(amounts, self._bounds, strict=True))
 
 
