@@ -25,6 +25,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
@@ -91,11 +92,19 @@ class Schedule:
 
     @property
     def digest(self) -> str:
-        """Return a SHA-256 of all that is sent and when; equal digests are equal loads."""
+        """Return a SHA-256 of all that is sent and when; equal digests are equal loads.
+
+        It is of whole numbers and strings only, whose text is the same everywhere.
+        """
         digest = hashlib.sha256()
-        for line in _lines(self.requests):
-            digest.update(line)
-            digest.update(b"\n")
+        for r in self.requests:
+            kind = r.request_class
+            times = (r.at_seconds, r.think_seconds, kind.ttft_seconds, kind.tbt_seconds)
+            microseconds = [None if t is None else round(t * 1e6) for t in times]
+            names = (kind.name, r.tenant, r.session, r.prefix)
+            sizes = (r.prompt_tokens, r.output_tokens, r.content_seed, r.prefix_tokens, r.block_tokens)
+            line = json.dumps([r.index, r.after, *microseconds, *names, *sizes, list(r.blocks)])
+            digest.update(line.encode() + b"\n")
         return digest.hexdigest()
 
 

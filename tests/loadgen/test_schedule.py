@@ -66,7 +66,7 @@ def test_the_digest_is_of_the_load_and_not_of_where_it_came_from() -> None:
     digest = Schedule(requests).digest
     assert Schedule(requests, {"trace": "x"}).digest == digest
     assert Schedule((requests[0], replace(requests[1], at_seconds=0.2))).digest != digest
-    assert digest == "d647a45f9996a747851945f9ccb00336f7c45e989ea1a95756e5c22ec0c4edbe"
+    assert digest == "74e284fe28aca726f052dec4fd0d2549afe2045b0e7c3d4a386d66a10aefead5"
 
 
 def test_what_a_line_leaves_out_is_empty() -> None:
