@@ -9,8 +9,8 @@ import os
 import secrets
 import signal
 import sys
+from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ from loadgen.arguments import parse_arguments
 from loadgen.demo import DemoPlan, run_demo
 from loadgen.demo_text import show_introduction, show_outcome
 from loadgen.inspect_command import run_inspect
+from loadgen.load_arguments import plan_load
+from loadgen.planning import PlanError
 from loadgen.progress import open_display
 from loadgen.report import (
     SCHEMA_VERSION,
@@ -33,21 +35,16 @@ from loadgen.report import (
     show,
 )
 from loadgen.runner import NotReadyError, run_workload, wait_until_ready
+from loadgen.schedule import write_schedule
 from proxy import __version__
-from proxy.sim.workload import (
-    PAPER_CLASSES,
-    SHAREGPT_LIKE,
-    ClassShare,
-    ScheduledRequest,
-    Trace,
-    TraceError,
-    draw_workload,
-    load_trace,
-)
+from proxy.sim.workload import PAPER_CLASSES, ClassShare, TraceError
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
+
+    from loadgen.schedule import Schedule
+    from loadgen.traces import RowTrace
 
 _FINE, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
 
@@ -69,8 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _demo(args)
         if args.command == "inspect":
             return run_inspect(args)
+        if args.command == "plan":
+            return _write_plan(args)
         return asyncio.run(run_command(args))
-    except (UsageError, TraceError) as error:
+    except (UsageError, PlanError, TraceError) as error:
         print(f"slai-loadgen: {error}", file=sys.stderr)
         return _USAGE
     except NotReadyError as error:
@@ -82,13 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def run_command(args: argparse.Namespace) -> int:
     """Carry out ``slai-loadgen run`` and return the exit status."""
-    trace, workload, clipped = _plan(args)
-    described = _describe(trace)
+    trace, planned = plan_load(args, _tell)
+    workload = planned.schedule.requests
+    described = _describe(args.trace, trace, len(workload))
     _check_output(args.json)
     notes = Console(stderr=True)
-    if trace.dropped:
-        reasons = ", ".join(f"{n} x {reason}" for reason, n in trace.dropped.most_common())
-        print(f"{trace.name}: {trace.dropped.total()} of {trace.rows_read} rows left out: {reasons}", file=sys.stderr)
     model = await wait_until_ready(
         args.url,
         patience_seconds=args.wait,
@@ -121,9 +118,9 @@ async def run_command(args: argparse.Namespace) -> int:
     document = build_document(
         records,
         planned=len(workload),
-        config=_config(args, model, nonce),
+        config=_config(args, trace, planned.schedule, model, nonce),
         trace=described,
-        clipped=clipped,
+        clipped=planned.clipped,
         interrupted=stop.is_set(),
     )
     _publish(document, args.json)
@@ -132,48 +129,36 @@ async def run_command(args: argparse.Namespace) -> int:
     return _FINE if document["valid"] else _FAILED
 
 
-def _plan(args: argparse.Namespace) -> tuple[Trace, list[ScheduledRequest], int]:
-    """Return the trace, the requests to send, and how many of them had a length clipped."""
-    classes: list[ClassShare] = args.classes or list(PAPER_CLASSES)
-    if len({c.request_class.name for c in classes}) < len(classes):
-        raise UsageError("--class: two classes have the same name")
-    trace = load_trace(args.trace)
+def _write_plan(args: argparse.Namespace) -> int:
+    """Carry out ``slai-loadgen plan`` and return the exit status."""
+    _, planned = plan_load(args, _tell)
     try:
-        drawn = draw_workload(
-            trace, rate=args.rate, requests=args.requests, seed=args.seed, classes=classes, tenants=args.tenants
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    scaled = [
-        replace(
-            request,
-            prompt_tokens=max(1, round(request.prompt_tokens * args.scale_lengths)),
-            output_tokens=max(1, round(request.output_tokens * args.scale_lengths)),
-        )
-        for request in drawn
-    ]
-    clipped = [
-        replace(
-            request,
-            prompt_tokens=min(request.prompt_tokens, args.max_prompt_tokens or request.prompt_tokens),
-            output_tokens=min(request.output_tokens, args.max_output_tokens or request.output_tokens),
-        )
-        for request in scaled
-    ]
-    return trace, clipped, sum(before != after for before, after in zip(scaled, clipped, strict=True))
+        write_schedule(args.out, planned.schedule)
+    except OSError as error:
+        raise UsageError(f"cannot write {args.out}: {error.strerror}") from error
+    requests = planned.schedule.requests
+    print(
+        f"{args.out}: {len(requests):,} requests in {requests[-1].at_seconds:,.1f} s, {planned.clipped:,} of them "
+        f"clipped; sha256 of the load {planned.schedule.digest}"
+    )
+    return _FINE
 
 
-def _config(args: argparse.Namespace, model: str, nonce: int) -> dict[str, Any]:
-    classes: Sequence[ClassShare] = args.classes or PAPER_CLASSES
+def _config(
+    args: argparse.Namespace, trace: RowTrace | None, schedule: Schedule, model: str, nonce: int
+) -> dict[str, Any]:
+    rate = args.rate and (args.rate.single or str(args.rate))
     return {
         "version": __version__,
         "urls": args.url,
         "model": model,
         "api": args.api,
-        "rate": args.rate,
-        "requests": args.requests,
+        "rate": rate,
+        "requests": len(schedule.requests),
         "seed": args.seed,
-        "classes": describe_classes(classes),
+        "schedule_sha256": schedule.digest,
+        "origin": schedule.origin,
+        "classes": _classes(args, trace, schedule),
         "send_class": args.send_class,
         "tenants": args.tenants,
         "max_prompt_tokens": args.max_prompt_tokens,
@@ -185,13 +170,27 @@ def _config(args: argparse.Namespace, model: str, nonce: int) -> dict[str, Any]:
     }
 
 
-def _describe(trace: Trace) -> dict[str, Any]:
-    built_in = trace.name == SHAREGPT_LIKE
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _classes(args: argparse.Namespace, trace: RowTrace | None, schedule: Schedule) -> list[dict[str, Any]]:
+    """Describe the classes that were asked for, or those of a schedule with the shares that they have in it."""
+    if trace is not None:
+        return describe_classes(args.classes or PAPER_CLASSES)
+    found = Counter(request.request_class for request in schedule.requests)
+    return describe_classes(ClassShare(kind, n / len(schedule.requests)) for kind, n in found.items())
+
+
+def _describe(name: str, trace: RowTrace | None, requests: int) -> dict[str, Any]:
+    if trace is None:  # a schedule, of which every line is a request
+        sha256 = hashlib.sha256(Path(name).read_bytes()).hexdigest()
+        return {"name": name, "rows_read": requests, "rows_dropped": {}, "sha256": sha256}
     return {
         "name": trace.name,
         "rows_read": trace.rows_read,
         "rows_dropped": dict(trace.dropped),
-        "sha256": None if built_in else hashlib.sha256(Path(trace.name).read_bytes()).hexdigest(),
+        "sha256": trace.sha256,
     }
 
 

@@ -116,17 +116,17 @@ def plan(trace: RowTrace, demand: Demand) -> Plan:
 
 def _check(trace: RowTrace, demand: Demand) -> None:
     if abs(sum(c.share for c in demand.classes) - 1) > 1e-6:
-        raise PlanError("the shares of the classes must add up to 1")
+        raise PlanError("the shares of the classes must not be negative and add up to 1")
     if demand.arrivals.process is Process.TRACE and demand.concurrency is None:
         if not trace.timed:
-            raise PlanError(f"{trace.name} ({trace.format}) has no times; give a rate or a concurrency")
+            raise PlanError(f"{trace.name} ({trace.format}) has no times of its own: give a --rate or a --concurrency")
         if demand.rate is not None:
-            raise PlanError("a trace's own times have a rate of their own; change it by a speed-up")
+            raise PlanError("a trace's own times have a rate of their own: change it by --speedup")
         return
     if demand.rate is None and demand.concurrency is None:
         raise PlanError("these arrivals need a rate")
     if demand.requests is None and demand.seconds is None:
-        raise PlanError("say how many requests, or for how many seconds")
+        raise PlanError("say how many --requests, or for how many --seconds")
     if demand.concurrency is not None and (demand.rate is not None or demand.requests is None):
         raise PlanError("a closed loop needs a number of requests and has no rate: it goes as fast as it is answered")
 

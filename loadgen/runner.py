@@ -6,9 +6,9 @@ import asyncio
 import secrets
 import time
 from array import array
+from collections import defaultdict
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import cycle
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import aiohttp
@@ -83,11 +83,17 @@ async def run_workload(
 ) -> list[Result]:
     """Send ``workload`` to the base ``urls`` in turn and return a record of each request that was sent.
 
+    A request with ``after`` is sent when that one has ended, however it has, and its user has thought; the time at
+    which it became due is its record's ``request.at_seconds``.
+
     ``time_scale`` is for a simulated engine that runs that many times faster than a real one: requests leave that
     much closer together, and every time on the records is multiplied back. Setting ``stop`` ends the run at once;
     what had not finished is marked so.
     """
     run = _Run(Counts(len(workload)), stop or asyncio.Event(), time_scale, time.monotonic())
+    for scheduled in workload:
+        if scheduled.after is not None:
+            run.followers[scheduled.after].append(scheduled)
     nonce = secrets.randbits(53) if nonce is None else nonce
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS)
     async with (
@@ -103,18 +109,38 @@ async def run_workload(
         helpers = [group.create_task(run.cancel_on_stop(), name="cancel on stop")]
         if progress is not None:
             helpers.append(group.create_task(run.keep_showing(progress), name="progress"))
-        for scheduled, url in zip(workload, cycle(urls), strict=False):
+
+        def send(scheduled: ScheduledRequest, body: bytes) -> None:
+            record = Result(scheduled)
+            run.records.append(record)
+            url = urls[scheduled.index % len(urls)]
+            task = group.create_task(client.send(url, record, body), name=f"request {scheduled.index}")
+            run.watch(task, record)
+
+        async def follow(scheduled: ScheduledRequest, answered_at: float) -> None:
+            due = max(scheduled.at_seconds, answered_at + scheduled.think_seconds)
+            body = client.prepare(scheduled)
+            if await run.rest_until(due):
+                send(replace(scheduled, at_seconds=due), body)
+
+        def follow_up(index: int, answered_at: float) -> None:
+            for scheduled in run.followers.pop(index, ()):
+                task = group.create_task(follow(scheduled, answered_at), name=f"before request {scheduled.index}")
+                run.waiting.add(task)
+                task.add_done_callback(run.waiting.discard)
+
+        run.on_end = follow_up
+        for scheduled in workload:
+            if scheduled.after is not None:
+                continue
             if run.seconds_until(scheduled.at_seconds) > 0:
                 await asyncio.sleep(0)  # The request before this one leaves first.
             body = client.prepare(scheduled)
             if not await run.sleep_until(scheduled.at_seconds):
                 break
-            record = Result(scheduled)
-            run.records.append(record)
-            task = group.create_task(client.send(url, record, body), name=f"request {scheduled.index}")
-            run.watch(task, record)
-        if run.tasks:
-            await asyncio.wait(frozenset(run.tasks))
+            send(scheduled, body)
+        while run.tasks or run.waiting:
+            await asyncio.wait(frozenset(run.tasks | run.waiting))
         for helper in helpers:
             helper.cancel()
     if progress is not None:
@@ -131,6 +157,12 @@ class _Run:
     started_at: float
     records: list[Result] = field(default_factory=list)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    waiting: set[asyncio.Task[None]] = field(default_factory=set)
+    """One for each request whose user thinks."""
+    followers: defaultdict[int, list[ScheduledRequest]] = field(default_factory=lambda: defaultdict(list))
+    """By the index of the request whose answer they wait for."""
+    on_end: Callable[[int, float], None] = lambda _index, _at: None
+    """Told of each request that has ended, and when."""
 
     def now(self) -> float:
         return (time.monotonic() - self.started_at) * self.time_scale
@@ -154,6 +186,15 @@ class _Run:
             left = self.seconds_until(at_seconds)
         return not self.stop.is_set()
 
+    async def rest_until(self, at_seconds: float) -> bool:
+        """Sleep as ``sleep_until``, for one of many that sleep at a time: it may be a millisecond late."""
+        left = self.seconds_until(at_seconds)
+        if left > 0 and not self.stop.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self.stop.wait()
+        return not self.stop.is_set()
+
     def watch(self, task: asyncio.Task[None], record: Result) -> None:
         self.counts.sent += 1
         self.tasks.add(task)
@@ -169,6 +210,8 @@ class _Run:
             self.counts.failed += 1
         if (ttft := record.ttft_seconds) is not None:
             self.counts.ttfts.append(ttft)
+        if not self.stop.is_set():
+            self.on_end(record.request.index, record.finished_at)
 
     async def cancel_on_stop(self) -> None:
         await self.stop.wait()

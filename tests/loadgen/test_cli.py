@@ -189,3 +189,51 @@ def test_another_file_is_no_report(content: str, tmp_path: Path, capsys: pytest.
     path.write_text(content)
     assert cli.main(["compare", str(path), str(path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+async def test_a_plan_is_sent_as_it_stands(
+    upstream: Upstream, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "load.jsonl.gz")
+    wanted = ["--rate", "200", "--requests", "6", "--seed", "3", "--class", "gold:1:tbt=0.1"]
+    clipped = ["--max-prompt-tokens", "50", "--max-output-tokens", "3"]
+    assert cli.main(["plan", *wanted, *clipped, "--out", path]) == 0
+    told = capsys.readouterr().out
+    assert "6 requests in" in told
+    digests = []
+    for arguments in (["--trace", path], [*wanted, *clipped]):
+        command = ["run", "--url", upstream.url, *arguments, "--json", str(tmp_path / "out.json")]
+        await cli.run_command(parse_arguments(command))
+        config = read(str(tmp_path / "out.json"))["config"]
+        digests.append(config["schedule_sha256"])
+        assert [c["name"] for c in config["classes"]] == ["gold"]
+    assert digests[0] == digests[1]
+    assert digests[0] in told
+    assert [len(b["prompt"]) for b in upstream.bodies[:6]] == [len(b["prompt"]) for b in upstream.bodies[6:]]
+
+
+async def test_a_trace_comes_at_its_own_times_without_a_rate(upstream: Upstream, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrived_at,prompt_tokens,output_tokens\n0,40,2\n1,41,2\n2,42,2\n9,43,2\n")
+    arguments = ["--trace", str(trace), "--speedup", "20", "--window", ":5", "--json", str(tmp_path / "out.json")]
+    await cli.run_command(parse_arguments(["run", "--url", upstream.url, *arguments]))
+    document = read(str(tmp_path / "out.json"))
+    assert document["counts"]["sent"] == 3
+    assert document["config"]["origin"]["arrivals"] == "trace"
+    assert document["metrics"]["offered_per_s"] == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--trace", "sharegpt-like"], "has no times of its own: give a --rate or a --concurrency"),
+        (["--rate", "1"], "say how many --requests"),
+        (["--rate", "1@x", "--requests", "1"], "a rate is"),
+        (["--rate", "1", "--requests", "1", "--arrivals", "gamma"], "arrivals are"),
+        (["--concurrency", "2", "--requests", "4", "--tenants", "a=1"], "a closed loop has none"),
+        (["--rate", "1", "--requests", "1", "--share-prefix", "x"], "'x' is not a positive whole number"),
+    ],
+)
+def test_loads_that_cannot_be_are_told(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "--url", DOWN, *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -212,7 +212,7 @@ def test_the_schedule_is_the_same_on_every_machine() -> None:
     ("demand", "told"),
     [
         (Demand(requests=5), "need a rate"),
-        (Demand(rate=Rate.constant(1.0)), "how many requests"),
+        (Demand(rate=Rate.constant(1.0)), "how many --requests"),
         (Demand(Arrivals(Process.TRACE)), "has no times"),
         (replace(TWO, classes=(ClassShare(RequestClass("x"), 0.5),)), "add up to 1"),
         (replace(TWO, concurrency=3), "closed loop"),
@@ -225,5 +225,5 @@ def test_what_cannot_be_planned_is_told(demand: Demand, told: str) -> None:
 
 
 def test_own_times_take_no_rate() -> None:
-    with pytest.raises(PlanError, match="speed-up"):
+    with pytest.raises(PlanError, match="--speedup"):
         drawn(Demand(Arrivals(Process.TRACE), Rate.constant(1.0)), TIMED)

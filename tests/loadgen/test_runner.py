@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -147,3 +148,68 @@ async def test_two_servers_with_different_models_need_a_choice(upstream: Upstrea
         with pytest.raises(NotReadyError, match="--model"):
             await wait_until_ready(urls, patience_seconds=0.1)
         assert await wait_until_ready(urls, patience_seconds=0.1, model="tiny") == "tiny"
+
+
+async def test_a_turn_waits_for_the_answer_before_and_for_its_user(upstream: Upstream) -> None:
+    first, second, third, alone = requests_at([0.0, 0.0, 0.0, 0.01])
+    workload = [first, replace(second, after=0, think_seconds=0.03), replace(third, after=1), alone]
+    records = await run_workload(workload, [upstream.url], model="tiny")
+    by_index = {r.request.index: r for r in records}
+    assert len(records) == 4
+    assert all(r.completed for r in records)
+    for index, think in ((1, 0.03), (2, 0.0)):
+        ended, due = by_index[index - 1].finished_at, by_index[index].request.at_seconds
+        assert ended is not None
+        assert due == ended + think
+        sent, ttft = by_index[index].sent_at, by_index[index].ttft_seconds
+        assert sent is not None
+        assert ttft is not None
+        assert due <= sent < due + ttft  # counted from when it was due
+
+
+async def test_a_turn_comes_also_after_a_failure_and_not_before_its_time(upstream: Upstream) -> None:
+    async def script(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if len(upstream.bodies) == 1:
+            return web.Response(status=503)
+        return await answer_in_full(request, body)
+
+    upstream.script = script
+    first, second = requests_at([0.0, 0.05])
+    records = await run_workload([first, replace(second, after=0)], [upstream.url], model="tiny")
+    assert [r.error for r in records] == ["http 503", None]
+    assert records[1].request.at_seconds == 0.05
+
+
+async def test_users_of_a_closed_loop_never_have_two_requests_at_a_time(upstream: Upstream) -> None:
+    running = most = 0
+    all_have_come = asyncio.Event()
+
+    async def script(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == 3:
+            all_have_come.set()
+        await all_have_come.wait()
+        running -= 1  # before the answer, upon whose end the next one comes
+        return await answer_in_full(request, body)
+
+    upstream.script = script
+    workload = [replace(r, after=r.index - 3 if r.index >= 3 else None) for r in requests_at([0.0] * 30)]
+    records = await run_workload(workload, [upstream.url], model="tiny")
+    assert sum(r.completed for r in records) == 30
+    assert most == 3
+
+
+async def test_a_stop_ends_who_thinks(upstream: Upstream) -> None:
+    stop = asyncio.Event()
+    first, second = requests_at([0.0, 0.0])
+
+    async def script(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        asyncio.get_running_loop().call_later(0.05, stop.set)
+        return await answer_in_full(request, body)
+
+    upstream.script = script
+    workload = [first, replace(second, after=0, think_seconds=1e6)]
+    records = await run_workload(workload, [upstream.url], model="tiny", stop=stop)
+    assert [r.request.index for r in records] == [0]
