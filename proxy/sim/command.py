@@ -7,6 +7,7 @@ import hashlib
 import json
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,8 +126,9 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
     Raises:
         ValueError: they do not go together, or the trace cannot be used.
     """
+    profile = PROFILES[args.profile]
     engine = EngineConfig(
-        PROFILES[args.profile],
+        replace(profile, step=replace(profile.step, tile=args.tile)),
         args.token_budget,
         args.max_num_seqs,
         watermark=args.watermark,
@@ -231,6 +233,7 @@ def _config(args: argparse.Namespace, study: Study) -> dict[str, Any]:
         "engines": study.simulation.engines,
         "token_budget": study.simulation.engine.token_budget,
         "max_num_seqs": study.simulation.engine.max_num_seqs,
+        "tile": study.simulation.engine.profile.step.tile,
         "watermark": study.simulation.engine.watermark,
         "async_scheduling": study.simulation.engine.async_scheduling,
         "jitter": study.simulation.engine.jitter is not None,

@@ -33,7 +33,8 @@ class EngineConfig:
     async_scheduling: bool = False
     """Whether each step is composed while the one before it runs (``--async-scheduling``, vLLM's default on GPUs): a
     prompt that comes during a step is taken in one step later."""
-    scheduler: EngineSchedulerName = EngineSchedulerName.VLLM
+    scheduler: EngineSchedulerName | type[EngineScheduler] = EngineSchedulerName.VLLM
+    """One of ours, or a class of somebody else's."""
     jitter: Jitter | None = None
     """By how much its steps differ from the profile's; ``None``: not at all."""
 
@@ -66,8 +67,11 @@ class SimulatedEngine:
         self.step_seconds = 0.0
         """What it takes."""
         self._kv = cache(self.config.blocks, self.config.block_size)
-        self._scheduler: EngineScheduler = ENGINE_SCHEDULERS[self.config.scheduler](self.config, self._kv)
+        kind = self.config.scheduler
+        make = ENGINE_SCHEDULERS[kind] if isinstance(kind, EngineSchedulerName) else kind
+        self._scheduler: EngineScheduler = make(self.config, self._kv)
         self._sequences: dict[str, Sequence] = {}
+        self._arrivals = 0
         self._batch: Batch | None = None
         self._late: list[Sequence] = []  # came after the next step had been composed
         self._jitter = random.Random(f"{seed}:jitter")
@@ -120,12 +124,14 @@ class SimulatedEngine:
         tbt_seconds: float | None = None,
         common: int = 0,
         hashes: tuple[bytes, ...] = (),
+        ready: int = 0,
     ) -> None:
         """Queue a prompt. Prompts of the same ``content`` begin with the same tokens: one finds the other's blocks.
 
         Only the first ``common`` tokens are the content's, if that is given; then it also finds those that a running
         sequence holds. To a ``BlockCache`` only ``hashes`` matter, one for each full block of the prompt.
-        ``tbt_seconds`` is for schedulers that know deadlines; vLLM's does not.
+        ``tbt_seconds`` is for schedulers that know deadlines; vLLM's does not. With ``ready`` tokens, all of the prompt
+        but its last, another engine has computed them, and they come with it (not to SLAI's scheduler).
 
         Raises:
             ValueError: the id is in use, a length is below one, or the whole sequence can never fit the KV cache.
@@ -134,12 +140,17 @@ class SimulatedEngine:
             raise ValueError(f"sequence {sequence_id!r} exists already")
         if prompt_tokens < 1 or output_tokens < 1:
             raise ValueError("a prompt and an output have at least one token")
+        if ready not in (0, prompt_tokens - 1):
+            raise ValueError("of a prompt that was begun elsewhere, all but the last token is ready")
         if prompt_tokens + output_tokens > self._kv.blocks * self._kv.block_size:
             raise ValueError(f"{prompt_tokens + output_tokens} tokens never fit into {self.config.profile.kv_tokens}")
         sequence = Sequence(
             sequence_id, prompt_tokens, output_tokens, content, tbt_seconds=tbt_seconds, common=common, hashes=hashes
         )
         self._sequences[sequence_id] = sequence
+        self._arrivals += 1
+        sequence.arrival = self._arrivals
+        sequence.ready = ready
         if self.config.async_scheduling and self._batch is not None:
             self._late.append(sequence)
         else:

@@ -48,6 +48,7 @@ class Prompt(NamedTuple):
     content: str | None
     tbt_seconds: float | None = None
     common: int = 0
+    ready: int = 0
 
 
 def direct(request: ScheduledRequest) -> Prompt:
@@ -102,7 +103,7 @@ class TimedEngine:
         self._in_transit -= 1
         request_id = prompt.sequence_id
         try:
-            self.model.add(*prompt[:4], tbt_seconds=prompt.tbt_seconds, common=prompt.common)
+            self.model.add(*prompt[:4], tbt_seconds=prompt.tbt_seconds, common=prompt.common, ready=prompt.ready)
         except ValueError:  # longer than the KV cache, as vLLM's 400
             self._clock.at(self._clock.now_us + self.network_us, self._refuse, request_id)
             return

@@ -22,6 +22,7 @@ class Sequence:
 
     __slots__ = (
         "alive",
+        "arrival",
         "blocks",
         "cached",
         "common",
@@ -34,6 +35,7 @@ class Sequence:
         "known",
         "left",
         "prompt_tokens",
+        "ready",
         "shown",
         "tbt_seconds",
         "token",
@@ -53,6 +55,8 @@ class Sequence:
         self.id = sequence_id
         self.hashes = hashes  # of the full blocks of its prompt, for a cache that finds blocks by them
         self.shown = 0  # of these, how many can be found because it holds them
+        self.arrival = 0  # its place in the order in which sequences came to the engine
+        self.ready = 0  # tokens whose keys and values come with it, computed elsewhere
         self.content = content
         self.common = min(common, prompt_tokens) or prompt_tokens  # tokens that are its content's
         self.prompt_tokens = prompt_tokens
@@ -102,6 +106,11 @@ class KvCache:
         the sequence that fills them is scheduled. They are shared then; counting them for both is on the safe side.
         """
         sequence.cached = 0
+        if sequence.ready:
+            self.give(sequence, self.blocks_for(sequence.ready))
+            sequence.computed = sequence.ready
+            sequence.decoding = True
+            return
         if sequence.content is None:
             return
         most = min(sequence.known - 1, sequence.common) // self.block_size

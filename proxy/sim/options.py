@@ -18,7 +18,7 @@ from proxy.sim.workload import SHAREGPT_LIKE, parse_class, parse_surge, parse_te
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_LISTED = "\n".join(f"  {policy.name:<10} {policy.summary}" for policy in POLICIES.values())
+_LISTED = "\n".join(f"  {policy.name:<17} {policy.summary}" for policy in POLICIES.values())
 
 DESCRIPTION = """\
 Compare scheduling policies on simulated vLLM engines. The proxy's part is played by the very scheduler that the live
@@ -160,6 +160,14 @@ def _add_engines(group: argparse._ArgumentGroup) -> None:
         default=standard.max_num_seqs,
         metavar="N",
         help=f"sequences in a step (default: {standard.max_num_seqs})",
+    )
+    group.add_argument(
+        "--tile",
+        type=_count,
+        default=standard.profile.step.tile,
+        metavar="N",
+        help="what a step costs is that of its tokens rounded up to a multiple of N, as of a GPU that multiplies whole "
+        "tiles, e.g. 128 (default: 1)",
     )
     group.add_argument(
         "--async-scheduling",

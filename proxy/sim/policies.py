@@ -53,18 +53,46 @@ class Policy:
     """Fields of ``EngineConfig`` in which its engines differ from those of the rest of the study."""
     hold_above: int | None = None
     """Without a scheduler: requests are held, in order of arrival, while every engine queues more than this."""
+    disaggregated: bool = False
+    """Whether half of the engines do nothing but prefill, and the others nothing but decode."""
     limits_ttft: bool = False
     """Whether a class's TTFT deadline is a limit as well: who cannot meet it is refused."""
 
     def simulation(self, config: SimulationConfig, seed: int) -> SimulationConfig:
         """Return ``config`` as this policy wants it."""
         engine = replace(config.engine, **self.engine)
-        return replace(config, engine=engine, seed=seed, hold_above=self.hold_above)
+        if self.disaggregated and config.engines < 2:
+            raise ValueError(f"--policy {self.name} needs two engines or more (--engines 2)")
+        prefill_engines = config.engines // 2 if self.disaggregated else 0
+        return replace(config, engine=engine, seed=seed, hold_above=self.hold_above, prefill_engines=prefill_engines)
 
 
 _TILES_BUDGET = 8192
 """More than any tile: the proxy sizes the steps, not the engine."""
 _WATERMARK = 0.03
+
+_Name = EngineSchedulerName
+_IN_ENGINE: tuple[tuple[str, EngineSchedulerName, str, dict[str, Any]], ...] = (
+    ("vllm-priority", _Name.VLLM_PRIORITY, "vLLM's --scheduling-policy priority: tight TBT deadlines first", {}),
+    ("sarathi", _Name.SARATHI, "Sarathi-Serve's scheduler: chunked prefill, all decodes first", {}),
+    ("sarathi-spf", _Name.SARATHI_SPF, "the same, the shortest prompt first", {}),
+    ("sarathi-priority", _Name.SARATHI_PRIORITY, "the same, users with tight TBT deadlines before the others", {}),
+    ("srpf", _Name.SRPF, "the same, the shortest remaining prompt first: a long one half-way blocks no short one", {}),
+    ("orca", _Name.ORCA, "Orca's scheduler: whole prompts, 8 sequences as in the SLAI paper", {"max_num_seqs": 8}),
+    ("slai-fixed", _Name.SLAI_FIXED, "SLAI, with a fixed offset", {}),
+    ("slai-fcfs", _Name.SLAI_FCFS, "SLAI, with a fixed offset and in order of arrival", {}),
+    ("slai-priority", _Name.SLAI_PRIORITY, "SLAI, users with tight TBT deadlines before the others", {}),
+    ("slai-as-published", _Name.SLAI_AS_PUBLISHED, "SLAI, with the late first deadlines of the published code", {}),
+    ("slai-mended", _Name.SLAI_MENDED, "SLAI without the quirks of the published code", {}),
+    ("rad-engine", _Name.RAD, "the paper's RAD (Algorithm 1): throughput, and no thought of latency", {}),
+    (
+        "deadline",
+        _Name.DEADLINE,
+        "our scheduler: shortest remaining first, steps as long as TBT deadlines allow, streams with time wait",
+        {"token_budget": 2048},
+    ),
+)
+"""Name, scheduler, what it is, and fields of ``EngineConfig`` that go with it."""
 
 POLICIES = {
     policy.name: policy
@@ -101,6 +129,16 @@ POLICIES = {
             "no proxy over engines with the SLAI paper's scheduler in them: what takes a change of the engine",
             _direct,
             {"scheduler": EngineSchedulerName.SLAI},
+        ),
+        *(
+            Policy(name, f"no proxy over engines with {summary}", _direct, {"scheduler": scheduler, **engine})
+            for name, scheduler, summary, engine in _IN_ENGINE
+        ),
+        Policy(
+            "disaggregated",
+            "no proxy; half of the engines only prefill, the others only decode, and KV cache moves between them",
+            _direct,
+            disaggregated=True,
         ),
         Policy(
             "gate-limit",

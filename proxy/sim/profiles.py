@@ -18,6 +18,7 @@ class StepModel:
 
     with ``n`` sequences in the step, ``m`` prompt and decode tokens together, ``D`` decodes, ``KV`` the summed
     context of those decodes, and ``QA`` the sum over prefill chunks of ``length * (tokens before it + length / 2)``.
+    With ``tile``, ``m`` is rounded up to whole tiles, in which GPUs multiply matrices; the fits have no steps in them.
     ``floor`` is the time to read the weights, ``per_token`` the cost of a token once the GPU is compute bound.
     All coefficients are milliseconds.
     """
@@ -30,11 +31,16 @@ class StepModel:
     per_decode: float
     per_kv_token: float
     per_attention: float
+    tile: int = 1
+    """Tokens."""
 
     def seconds(self, *, prefill_tokens: int, sequences: int, decodes: int, kv_tokens: int, attention: float) -> float:
         """Return the duration of a step in seconds."""
-        p = self.p
-        roofline: float = (self.floor**p + (self.per_token * (prefill_tokens + decodes)) ** p) ** (1 / p)
+        p, tile = self.p, self.tile
+        tokens = prefill_tokens + decodes
+        if tile > 1:
+            tokens = -(-tokens // tile) * tile
+        roofline: float = (self.floor**p + (self.per_token * tokens) ** p) ** (1 / p)
         return 1e-3 * (
             self.host
             + self.host_per_sequence * sequences

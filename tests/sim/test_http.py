@@ -432,9 +432,14 @@ class WatchedEngine(SimulatedEngine):
         tbt_seconds: float | None = None,
         common: int = 0,
         hashes: tuple[bytes, ...] = (),
+        ready: int = 0,
     ) -> None:
         super().add(
-            sequence_id, prompt_tokens, output_tokens, content, tbt_seconds=tbt_seconds, common=common, hashes=hashes
+            *(sequence_id, prompt_tokens, output_tokens, content),
+            tbt_seconds=tbt_seconds,
+            common=common,
+            hashes=hashes,
+            ready=ready,
         )
         self.added.set()
 

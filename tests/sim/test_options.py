@@ -33,6 +33,7 @@ def test_defaults_are_the_papers_set_up(parse: Parse) -> None:
         "engines": 1,
         "token_budget": 512,
         "max_num_seqs": 128,
+        "tile": 1,
         "async_scheduling": False,
         "watermark": 0.0,
         "jitter": False,

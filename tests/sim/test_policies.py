@@ -44,12 +44,22 @@ def test_every_policy_says_what_it_is() -> None:
 def test_policies_of_engines_change_those_and_nothing_else() -> None:
     config = SimulationConfig(EngineConfig(max_num_seqs=64), engines=2)
     changed = {name: policy.simulation(config, 7) for name, policy in POLICIES.items()}
-    assert {name for name, c in changed.items() if c.engine != config.engine} == {
-        *("fcfs-watermark", "tiles", "fcfs-large", "slai-engine")
+    inside = {name for name, c in changed.items() if c.engine.scheduler is not EngineSchedulerName.VLLM}
+    assert len(inside) == len(EngineSchedulerName) - 1, "each scheduler has a policy"
+    assert {name for name, c in changed.items() if c.engine != config.engine} - inside == {
+        *("fcfs-watermark", "tiles", "fcfs-large")
     }
     assert changed["fcfs-watermark"].engine.watermark == 0.03
     assert changed["slai-engine"].engine.scheduler is EngineSchedulerName.SLAI
+    orca = changed.pop("orca").engine
+    assert (orca.scheduler, orca.max_num_seqs) == (EngineSchedulerName.ORCA, 8)
     assert all((c.engine.max_num_seqs, c.engines, c.seed) == (64, 2, 7) for c in changed.values())
+    assert {name for name, c in changed.items() if c.prefill_engines} == {"disaggregated"}
+
+
+def test_disaggregation_needs_two_engines() -> None:
+    with pytest.raises(ValueError, match="two engines"):
+        find_policy("disaggregated").simulation(SimulationConfig(), 1)
 
 
 def test_the_proxys_policies_are_all_there() -> None:

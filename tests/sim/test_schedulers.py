@@ -1,6 +1,6 @@
-"""``proxy.sim.schedulers``: SLAI's batches worked out by hand, and what must hold of it under any load.
+"""``proxy.sim.schedulers``: batches worked out by hand, and what must hold of every scheduler under any load.
 
-vLLM's scheduler is covered by ``test_engine``. A step takes one millisecond per token, so it tells its content.
+vLLM's in order of arrival is covered by ``test_engine``. A step takes a millisecond per token: it tells its content.
 """
 
 from collections import Counter
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from proxy.sim.engine import EngineConfig, SimulatedEngine
 from proxy.sim.profiles import Profile, StepModel
 from proxy.sim.schedulers import EngineSchedulerName
+from proxy.sim.schedulers.rad import RadScheduler
 
 MILLISECOND_PER_TOKEN = StepModel(
     host=0.0,
@@ -26,9 +27,11 @@ MILLISECOND_PER_TOKEN = StepModel(
 )
 
 
-def make_engine(*, kv_tokens: int = 100_000, **config: Any) -> SimulatedEngine:
+def make_engine(
+    *, kv_tokens: int = 100_000, scheduler: EngineSchedulerName = EngineSchedulerName.SLAI, **config: Any
+) -> SimulatedEngine:
     profile = Profile("counting", MILLISECOND_PER_TOKEN, kv_tokens, source="made up")
-    return SimulatedEngine(EngineConfig(profile, scheduler=EngineSchedulerName.SLAI, **config))
+    return SimulatedEngine(EngineConfig(profile, scheduler=scheduler, **config))
 
 
 def begin(engine: SimulatedEngine) -> dict[str, int]:
@@ -45,7 +48,7 @@ def step(engine: SimulatedEngine) -> dict[str, int]:
     return batch
 
 
-# -- batches --
+# -- SLAI --
 
 
 def test_prompts_go_before_decodes_that_have_time() -> None:
@@ -133,10 +136,144 @@ def test_a_decode_alone_in_a_full_cache_starts_over(tbt_seconds: float) -> None:
     assert engine.preemptions
 
 
+def test_with_late_deadlines_a_stream_sits_out_the_step_after_its_prompt() -> None:
+    engine = make_engine(scheduler=EngineSchedulerName.SLAI_AS_PUBLISHED, token_budget=10, max_num_seqs=10)
+    engine.add("stream", 5, 100, tbt_seconds=0.0)
+    assert step(engine) == {"stream": 5}
+    engine.add("prompt", 30, 100, tbt_seconds=1.0)
+    assert [step(engine) for _ in range(2)] == [{"prompt": 10}, {"stream": 1, "prompt": 9}]
+
+
+def test_alone_it_does_not_sit_out() -> None:
+    engine = make_engine(scheduler=EngineSchedulerName.SLAI_AS_PUBLISHED)
+    engine.add("stream", 5, 3, tbt_seconds=1.0)
+    assert [step(engine) for _ in range(4)] == [{"stream": 5}, {"stream": 1}, {"stream": 1}, {}]
+
+
+def test_slai_mended_holds_nobody_back_for_a_prompt_that_does_not_fit() -> None:
+    for scheduler, tokens in ((EngineSchedulerName.SLAI, 9), (EngineSchedulerName.SLAI_MENDED, 10)):
+        engine = make_engine(scheduler=scheduler, token_budget=10, max_num_seqs=10, kv_tokens=96)
+        engine.add("stream", 5, 20, tbt_seconds=10.0)
+        step(engine)
+        engine.add("fits", 30, 10, tbt_seconds=10.0)
+        step(engine)
+        engine.add("does not", 70, 10, tbt_seconds=10.0)
+        expected = {"fits": 10} if scheduler is EngineSchedulerName.SLAI else {"stream": 1, "fits": 9}
+        assert step(engine) == expected, tokens
+
+
+# -- orders of prompts --
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "order"),
+    [
+        (EngineSchedulerName.SARATHI, "long mid short paying"),
+        (EngineSchedulerName.SARATHI_SPF, "short paying mid long"),
+        (EngineSchedulerName.SARATHI_PRIORITY, "paying short mid long"),
+        (EngineSchedulerName.SLAI_FCFS, "long mid short paying"),
+        (EngineSchedulerName.SLAI_FIXED, "short paying mid long"),
+        (EngineSchedulerName.SLAI_PRIORITY, "paying short mid long"),
+        (EngineSchedulerName.VLLM_PRIORITY, "paying long mid short"),
+        (EngineSchedulerName.RAD, "long mid short paying"),
+        (EngineSchedulerName.DEADLINE, "short paying mid long"),
+    ],
+)
+def test_prompts_begin_in_the_schedulers_order(scheduler: EngineSchedulerName, order: str) -> None:
+    engine = make_engine(scheduler=scheduler, token_budget=8, max_num_seqs=8)
+    for name, tokens in (("long", 40), ("mid", 24), ("short", 9), ("paying", 16)):
+        engine.add(name, tokens, 1, tbt_seconds=0.1 if name == "paying" else 0.5)
+    assert list(dict.fromkeys(name for _ in range(30) for name in step(engine))) == order.split()
+
+
+def test_sarathi_finishes_what_it_has_begun_and_srpf_lets_a_short_prompt_overtake() -> None:
+    for scheduler, expected in (
+        (EngineSchedulerName.SARATHI_SPF, [{"long": 10}, {"long": 10}, {"long": 4, "short": 5}]),
+        (EngineSchedulerName.SRPF, [{"long": 10}, {"short": 5, "long": 5}, {"long": 9}]),
+    ):
+        engine = make_engine(scheduler=scheduler, token_budget=10, max_num_seqs=10)
+        engine.add("long", 24, 1)
+        first = step(engine)
+        engine.add("short", 5, 1)
+        assert [first, step(engine), step(engine)] == expected
+
+
+def test_vllm_with_priorities_preempts_whoever_comes_last_even_if_it_is_in_the_step() -> None:
+    engine = make_engine(scheduler=EngineSchedulerName.VLLM_PRIORITY, token_budget=64, max_num_seqs=8, kv_tokens=64)
+    engine.add("free", 30, 30, tbt_seconds=0.5)
+    step(engine)
+    engine.add("paying", 31, 30, tbt_seconds=0.1)
+    step(engine)
+    assert step(engine) == {"free": 1, "paying": 1}  # 32 tokens each: two blocks of four are full
+    assert step(engine) == {"paying": 1}
+    assert engine.preemptions == 1
+    assert (engine.running, engine.waiting) == (1, 1)
+
+
+# -- RAD, Orca --
+
+
+def test_rad_decodes_only_with_a_tile_of_streams_or_without_prompts() -> None:
+    engine = make_engine(scheduler=EngineSchedulerName.RAD, token_budget=4, max_num_seqs=2)
+    for name in "abc":
+        engine.add(name, 8, 3)
+    prompts = [{"a": 4}, {"a": 4}, {"b": 4}, {"b": 4}]
+    assert [step(engine) for _ in range(6)] == [*prompts, {"a": 1, "b": 1}, {"a": 1, "b": 1}]
+    assert [step(engine) for _ in range(5)] == [{"c": 4}, {"c": 4}, {"c": 1}, {"c": 1}, {}]
+
+
+def test_rad_with_a_cycle_lets_the_streams_drain_before_the_next_prompts() -> None:
+    class OneAtATime(RadScheduler):
+        CYCLE = 1
+
+    engine = SimulatedEngine(EngineConfig(token_budget=4, max_num_seqs=4, scheduler=OneAtATime))
+    for name in "ab":
+        engine.add(name, 4, 3)
+    assert [step(engine) for _ in range(4)] == [{"a": 4}, {"a": 1}, {"a": 1}, {"b": 4}]
+
+
+def test_orca_takes_prompts_whole_and_sets_their_outputs_aside() -> None:
+    engine = make_engine(scheduler=EngineSchedulerName.ORCA, token_budget=16, max_num_seqs=4, kv_tokens=160)
+    engine.add("a", 100, 20)
+    engine.add("b", 20, 20)
+    engine.add("c", 1, 1)
+    assert step(engine) == {"a": 100}, "b would fit, but not with its output"
+    assert [step(engine) for _ in range(20)] == [{"a": 1}] * 19 + [{"b": 20, "c": 1}]
+    assert engine.preemptions == 0
+
+
+# -- deadlines --
+
+
+def test_the_step_is_as_long_as_the_tightest_stream_allows() -> None:
+    engine = make_engine(scheduler=EngineSchedulerName.DEADLINE, token_budget=500, max_num_seqs=10)
+    engine.add("tight", 10, 100, tbt_seconds=0.0535)
+    step(engine)
+    engine.add("prompt", 120, 100, tbt_seconds=10.0)
+    assert [step(engine) for _ in range(3)] == [{"tight": 1, "prompt": n} for n in (49, 49, 22)]
+
+
+def test_streams_with_time_wait_while_there_are_prompts_and_never_too_long() -> None:
+    engine = make_engine(scheduler=EngineSchedulerName.DEADLINE, token_budget=50, max_num_seqs=10)
+    engine.add("loose", 10, 100, tbt_seconds=0.3035)
+    step(engine)
+    engine.add("prompt", 1000, 100, tbt_seconds=10.0)
+    assert [step(engine) for _ in range(8)] == ([{"prompt": 50}] * 3 + [{"loose": 1, "prompt": 49}]) * 2
+
+
+def test_nobody_waits_for_a_prompt_that_the_cache_has_no_room_for() -> None:
+    engine = make_engine(scheduler=EngineSchedulerName.DEADLINE, token_budget=64, max_num_seqs=8, kv_tokens=96)
+    engine.add("stream", 40, 30, tbt_seconds=10.0)
+    step(engine)
+    engine.add("prompt", 60, 10, tbt_seconds=10.0)
+    assert step(engine) == {"stream": 1}
+
+
 # -- any load --
 
 
-@settings(max_examples=150, derandomize=True, database=None, deadline=None)
+@pytest.mark.parametrize("scheduler", list(EngineSchedulerName))
+@settings(max_examples=60, derandomize=True, database=None, deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -154,9 +291,19 @@ def test_a_decode_alone_in_a_full_cache_starts_over(tbt_seconds: float) -> None:
     st.sampled_from([0, 0.1]),
 )
 def test_every_sequence_makes_its_tokens_and_every_block_comes_back(
-    load: list[tuple[int, int, int, int | None, float | None]], token_budget: int, max_num_seqs: int, watermark: float
+    scheduler: EngineSchedulerName,
+    load: list[tuple[int, int, int, int | None, float | None]],
+    token_budget: int,
+    max_num_seqs: int,
+    watermark: float,
 ) -> None:
-    engine = make_engine(kv_tokens=208, token_budget=token_budget, max_num_seqs=max_num_seqs, watermark=watermark)
+    engine = make_engine(
+        scheduler=scheduler,
+        kv_tokens=208,
+        token_budget=token_budget,
+        max_num_seqs=max_num_seqs,
+        watermark=watermark,
+    )
     made: Counter[str] = Counter()
     ended: set[str] = set()
     aborted: set[str] = set()
@@ -165,7 +312,7 @@ def test_every_sequence_makes_its_tokens_and_every_block_comes_back(
             if when == number:
                 engine.add(str(i), prompt, output, tbt_seconds=tbt)
         batch = begin(engine)
-        assert sum(batch.values()) <= token_budget
+        assert sum(batch.values()) <= token_budget or scheduler is EngineSchedulerName.ORCA
         assert len(batch) <= engine.running <= max_num_seqs
         running = engine._scheduler.running
         held = sum(sequence.blocks for sequence in running.values())
