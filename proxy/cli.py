@@ -22,7 +22,8 @@ _COMMANDS = {
 }
 
 _WHAT = {
-    "serve": "Serve the OpenAI API in front of vLLM servers, or of simulated ones, until SIGTERM or Ctrl-C.",
+    "serve": "Serve the OpenAI API in front of vLLM servers, or of simulated ones, until SIGTERM or Ctrl-C. Exit "
+    "codes: 0, it has ended as told to, also by a second signal; 1, it cannot listen; 2, the settings do not hold.",
     "check-config": "Take the same flags as serve, start nothing, and say whether the settings hold, with all files "
     "that they name. Exit codes: 0, they do; 2, they do not.",
     "config": "Take the same flags as serve, start nothing, and print the settings as they would hold: as YAML, each "

@@ -102,6 +102,23 @@ class Settings(BaseSettings):
     """Address to listen on; 0.0.0.0 for all."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """Port to listen on; 0 takes a free one."""
+    tls_cert: Path | None = None
+    """PEM file with the certificate for clients, and those that vouch for it: https instead of http, TLS 1.2 or later.
+    Read anew when it changes."""
+    tls_key: Path | None = None
+    """PEM file with its key, without a password; by default it is in the file of the certificate."""
+
+    engine_key_file: Path | None = None
+    """File with the API keys that engines want, which take the place of what clients send: a line with one for all
+    engines, and lines with the URL of an engine and the key of that one."""
+    engine_tls_ca: Path | None = None
+    """PEM file with the only authorities that may vouch for https engines; by default those of the system."""
+    engine_tls_cert: Path | None = None
+    """PEM file with the certificate to show to https engines that ask for one."""
+    engine_tls_key: Path | None = None
+    """PEM file with its key; by default it is in the file of the certificate."""
+    engine_tls_verify: bool = True
+    """Check the certificates of https engines. Without it anybody on the way can read along."""
 
     token_budget: PositiveInt = 2048
     """The engines' --max-num-batched-tokens, which vLLM does not expose. Rather too large than too small."""
@@ -163,7 +180,19 @@ class Settings(BaseSettings):
     """YAML file with further keys, as a table like that of keys. Left out, and without keys: anybody is let in."""
 
     max_body_bytes: PositiveInt = 32 << 20
-    """Longest request body; a longer one is refused (413)."""
+    """Longest request body, inflated if it came compressed; a longer one is refused (413)."""
+    head_timeout_seconds: Seconds = 15.0
+    """How long a client may take for the head of a request; then the connection ends (408)."""
+    body_timeout_seconds: Seconds = 120.0
+    """How long a client may take for the body of a request; then it is refused (408)."""
+    write_timeout_seconds: Seconds = 60.0
+    """How long a client may leave unread what is ready for it; then the connection ends, and the request with it."""
+    max_connections: PositiveInt | None = None
+    """Most connections of clients; one more is turned away (503). By default half of the files that the process may
+    open."""
+    max_connections_per_address: PositiveInt | None = None
+    """Most connections of one address (of a network of 64 bits in IPv6). Left out: no limit, as all clients behind a
+    load balancer have its address."""
     connect_timeout_seconds: Seconds = 3.0
     """How long a connection to an engine may take."""
     idle_timeout_seconds: Seconds = 600.0
@@ -171,13 +200,21 @@ class Settings(BaseSettings):
     probe_interval_seconds: Seconds = 2.0
     """Time between two looks at an engine's /health and /metrics."""
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
-    """After SIGTERM: how long streams in flight may go on."""
+    """After SIGTERM: how long streams in flight may go on. A second signal ends at once."""
+    drain_grace_seconds: Annotated[float, Field(ge=0, le=3600)] = 1.0
+    """After SIGTERM, before the drain: how long all goes on as before while /readyz says that it is not ready. As long
+    as a load balancer needs to see that; none after SIGINT (Ctrl-C)."""
     decision_log: Path | None = None
     """File for all that the scheduler is told and decides, for slai-proxy replay; no prompt text in it."""
     decision_log_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30
     """Most bytes of decision logs kept, in eight files."""
     debug_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Port on 127.0.0.1 for /debug/state and /debug/requests/ID: why requests wait. Left out: there is none."""
+    """Port for /debug/state and /debug/requests/ID (why requests wait), /metrics, the settings in force and what is
+    known of them; /openapi.json there describes it. Left out: there is none."""
+    debug_host: str = "127.0.0.1"
+    """Address for --debug-port. On any but the loopback interface give --debug-key-file too."""
+    debug_key_file: Path | None = None
+    """File with the one key (Authorization: Bearer) that opens the debug port. Left out: it is open."""
     state_dir: Path | None = None
     """Directory where what is learnt about engines outlives a restart. Left out: nothing is kept."""
     otlp_endpoint: str | None = None
@@ -229,6 +266,13 @@ class Settings(BaseSettings):
     def _check_ports(self) -> Settings:
         if self.port and self.port == self.debug_port:
             raise ValueError(f"--debug-port and --port are both {self.port}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_files(self) -> Settings:
+        for key, certificate in (("tls_key", "tls_cert"), ("engine_tls_key", "engine_tls_cert")):
+            if getattr(self, key) is not None and getattr(self, certificate) is None:
+                raise ValueError(f"{key} needs {certificate}")
         return self
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -21,7 +22,10 @@ from proxy.core.request import RejectReason
 from proxy.core.scheduler import Scheduler
 from proxy.server.access import CALLER, Access, admit, guard
 from proxy.server.answers import STARTED, error_response
+from proxy.server.bodies import BODY_SECONDS
+from proxy.server.connections import CONNECTIONS, Connections, connection_limits, note_requests
 from proxy.server.driver import Driver
+from proxy.server.files import Files, read_files
 from proxy.server.generate import CHAT_PATH, Generator
 from proxy.server.passthrough import PassThrough
 from proxy.telemetry.chronicle import Chronicle
@@ -38,6 +42,7 @@ from proxy.wire.fingerprint import Fingerprinter
 
 if TYPE_CHECKING:
     from proxy.config import Settings
+    from proxy.upstream.credentials import EngineTrust
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +59,8 @@ class Proxy:
     prober: Prober
     discovery: Discovery
     access: Access
+    connections: Connections
+    trust: EngineTrust
     chronicle: Chronicle | None = None
     """There where somebody may ask for it."""
     draining: bool = False
@@ -78,19 +85,27 @@ LimitsOf = Callable[[CacheConfig], EngineLimits]
 
 
 def create_app(
-    settings: Settings, *, limits: LimitsOf | None = None, tracing: Tracing | None = None
+    settings: Settings,
+    *,
+    limits: LimitsOf | None = None,
+    tracing: Tracing | None = None,
+    files: Files | None = None,
 ) -> web.Application:
     """Build the proxy's application; engines are probed and requests scheduled from its start to its cleanup.
 
     ``limits`` gives an engine's limits from the size of its KV cache as it reports it; the settings' own by default.
+    ``files`` is what was read from the files that the settings name, if they have been read already.
     Serve it with ``handler_cancellation=True``, or the requests of clients that leave go on.
 
     Raises:
-        ConfigError: the API keys cannot be used.
+        ConfigError: the API keys, or the files for TLS, cannot be used.
         TracingUnavailableError: ``otlp_endpoint`` is set and the package for it is missing.
     """
-    app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_errors, admit])
-    access = guard(app, settings.read_keys() if settings.needs_keys else None)
+    app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[note_requests, _errors, admit])
+    app[CONNECTIONS] = connections = Connections(connection_limits(settings), monotonic)
+    app[BODY_SECONDS] = [settings.body_timeout_seconds]
+    files = files or read_files(settings)
+    trust, access = files.trust, guard(app, files.keys)
     if tracing is None:
         tracing = Tracing.to(otlp_exporter(settings.otlp_endpoint)) if settings.otlp_endpoint else Tracing()
 
@@ -102,7 +117,8 @@ def create_app(
         scheduler = Scheduler(rules) if log is None else RecordedScheduler(rules, log.record)
         chronicle = None if settings.debug_port is None else Chronicle()
         driver = Driver(scheduler, asyncio.get_running_loop(), observe=None if chronicle is None else chronicle.observe)
-        client = EngineClient(Timeouts(settings.connect_timeout_seconds, settings.idle_timeout_seconds))
+        timeouts = Timeouts(settings.connect_timeout_seconds, settings.idle_timeout_seconds)
+        client = EngineClient(timeouts, trust)
         sizes = PromptSizes()
         metrics = Metrics(scheduler, classes, settings.tenants, sizes)
         # It reads a small file, and nobody is served yet.
@@ -114,11 +130,15 @@ def create_app(
             interval_seconds=settings.probe_interval_seconds,
             knowledge=knowledge,
             tiles=settings.tiles,
+            trust=trust,
         )
+        connections.tell(metrics)
         access.refused = metrics.record_access_refusal
         discovery = _discover(settings, prober, client)
         metrics.watch_sources(discovery.sources)
-        app[PROXY] = Proxy(settings, driver, client, metrics, tracing, prober, discovery, access, chronicle)
+        app[PROXY] = Proxy(
+            settings, driver, client, metrics, tracing, prober, discovery, access, connections, trust, chronicle
+        )
         app[_GENERATOR] = Generator(
             driver,
             client,
@@ -157,12 +177,20 @@ def create_app(
         await asyncio.to_thread(_close_telemetry, metrics, tracing)  # exporters flush, and wait for it
 
     app.cleanup_ctx.append(life)
+    app.on_response_prepare.append(_close_when_draining)
     _route(app)
     return app
 
 
 _GENERATOR = web.AppKey("generator", Generator)
 _PASS_THROUGH = web.AppKey("pass_through", PassThrough)
+
+
+async def _close_when_draining(request: web.Request, response: web.StreamResponse) -> None:
+    """Let a client find another proxy for its next request."""
+    if request.app[PROXY].draining:
+        response.force_close()
+        response.headers["Connection"] = "close"  # the head has been made by now
 
 
 def _route(app: web.Application) -> None:

@@ -21,6 +21,7 @@ from proxy.core.prefix import NO_BLOCKS
 from proxy.core.request import Outcome, Request, RequestClass
 from proxy.server.access import CALLER, AccessError
 from proxy.server.answers import STARTED, error_response
+from proxy.server.bodies import read_body
 from proxy.server.downstream import Downstream
 from proxy.server.meter import StreamMeter
 from proxy.server.slices import Slicer, slice_headers
@@ -89,7 +90,7 @@ class Generator:
             self.chronicle.begin(report)
         span = self.tracing.begin(request.headers, request.path, time.time_ns())
         try:
-            body = await request.read()
+            body = await read_body(request)
             view = peek(body, chat=chat)
             caller = request.get(CALLER)
             default = self.default_class if caller is None else self._class_of(caller, request, view.model)
@@ -114,6 +115,8 @@ class Generator:
             return self._refuse(report, refusal.failure, refusal.told)
         except web.HTTPRequestEntityTooLarge:
             return self._refuse(report, LocalFailure.BODY_TOO_LARGE, answer(LocalFailure.BODY_TOO_LARGE))
+        except web.HTTPRequestTimeout:
+            return self._refuse(report, LocalFailure.BODY_TOO_SLOW, answer(LocalFailure.BODY_TOO_SLOW))
         except web.RequestPayloadError:
             told = answer(LocalFailure.BAD_REQUEST, message="the request body cannot be decoded")
             return self._refuse(report, LocalFailure.BAD_REQUEST, told)

@@ -11,6 +11,7 @@ from multidict import CIMultiDict
 from proxy.core.request import RejectReason
 from proxy.server.access import CALLER
 from proxy.server.answers import error_response, start
+from proxy.server.bodies import read_body
 from proxy.upstream.client import EngineClient, EngineError
 from proxy.wire import headers as wire_headers
 from proxy.wire.errors import LocalFailure, answer
@@ -30,7 +31,9 @@ class PassThrough:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Relay one request and its answer."""
         try:
-            body = await request.read()
+            body = await read_body(request)
+        except web.HTTPRequestTimeout:
+            return error_response(answer(LocalFailure.BODY_TOO_SLOW))
         except web.HTTPRequestEntityTooLarge:
             return error_response(answer(LocalFailure.BODY_TOO_LARGE))
         except web.RequestPayloadError:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import signal
+import os
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -15,6 +14,11 @@ from aiohttp import web
 from proxy.core.limits import CacheConfig
 from proxy.server import debug
 from proxy.server.app import PROXY, Proxy, create_app
+from proxy.server.connections import Site, raise_file_limit
+from proxy.server.drain import Signals, drain
+from proxy.server.files import read_files
+from proxy.server.notify import Notifier
+from proxy.server.tasks import Tasks
 from proxy.sim.engine import EngineConfig
 from proxy.sim.http import start_engines, stop_engines
 from proxy.sim.profiles import PROFILES
@@ -30,6 +34,7 @@ _log = logging.getLogger(__name__)
 _BACKLOG = 4096
 _SHUTDOWN_SECONDS = 1.0
 _MAX_HEADER_BYTES = 1 << 16
+_MAX_HEADERS = 100
 SIMULATED_MODEL = "simulated"
 
 
@@ -39,7 +44,7 @@ def check(settings: Settings) -> None:
     Raises:
         ConfigError: one of them cannot be used.
     """
-    settings.read_keys()
+    read_files(settings)
 
 
 async def serve(settings: Settings) -> None:
@@ -54,15 +59,10 @@ async def serve(settings: Settings) -> None:
     """
     if settings.engines and settings.state_dir is not None:
         prepare(settings.state_dir)
-    stop = asyncio.Event()
-    now = asyncio.Event()
-
-    def on_signal() -> None:
-        (now if stop.is_set() else stop).set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    files = read_files(settings)
+    signals, notifier = Signals(), Notifier.from_environment(os.environ)
+    signals.listen()
+    raise_file_limit()
 
     async with AsyncExitStack() as stack:
         simulated: EngineLimits | None = None
@@ -78,7 +78,7 @@ async def serve(settings: Settings) -> None:
             # Over HTTP the simulated engines have no prefix cache, so there is nothing to send ahead.
             simulated = replace(limits_of(config), caches_prefixes=False)
         limits = settings.engine_limits(CacheConfig()) if simulated is None else simulated
-        app = create_app(settings, limits=None if simulated is None else lambda _: simulated)
+        app = create_app(settings, limits=None if simulated is None else lambda _: simulated, files=files)
         runner = web.AppRunner(
             app,
             access_log=None,
@@ -87,16 +87,23 @@ async def serve(settings: Settings) -> None:
             tcp_keepalive=True,
             max_line_size=_MAX_HEADER_BYTES,
             max_field_size=_MAX_HEADER_BYTES,
+            max_headers=_MAX_HEADERS,
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        site = web.TCPSite(runner, settings.host, settings.port, backlog=_BACKLOG)
-        await site.start()
         proxy = app[PROXY]
+        site = Site(runner, proxy.connections, settings.host, settings.port, tls=files.tls, backlog=_BACKLOG)
+        await site.start()
         debugging = await _start_debugging(proxy, stack)
         _greet(proxy, runner, debugging, limits)
-        await stop.wait()
-        await _drain(proxy, now)
+        tasks = Tasks()
+        tasks.spawn(proxy.connections.run(), "connections")
+        tasks.spawn(notifier.run(), "watchdog")
+        stack.callback(tasks.cancel)
+        notifier.ready(f"{sum(e.up for e in proxy.scheduler.engines)} of {len(proxy.scheduler.engines)} engines up")
+        await signals.stop.wait()
+        notifier.stopping("draining")
+        await drain(proxy, signals, site.stop)
     _log.info("stopped")
 
 
@@ -117,35 +124,22 @@ async def _start_debugging(proxy: Proxy, stack: AsyncExitStack) -> str | None:
 def _greet(proxy: Proxy, runner: web.AppRunner, debugging: str | None, limits: EngineLimits) -> None:
     host, port, *_ = runner.addresses[0]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    url = f"{'http' if proxy.settings.tls_cert is None else 'https'}://{host}:{port}"
     models = [str(model["id"]) for model in proxy.prober.models()]
     up = sum(engine.up for engine in proxy.scheduler.engines)
     body = f'{{"model": "{models[0] if models else "MODEL"}", "stream": true, "max_tokens": 20, "prompt": "Hello"}}'
     engines = f"{up} of {len(proxy.scheduler.engines)} engines"
     tiles = " with tiles" if proxy.settings.tiles else ""
+    key = "-H 'Authorization: Bearer KEY' " if proxy.settings.needs_keys else ""
     rules = (
         f"policy {proxy.settings.policy}{tiles}, token budget {limits.token_budget}, {limits.max_num_seqs} sequences"
     )
     print(  # noqa: T201 - to whoever started it, not to the log
-        f"slai-proxy listens on http://{host}:{port} and schedules for {engines}: {rules}\n"
+        f"slai-proxy listens on {url} and schedules for {engines}: {rules}\n"
         + "".join(f"  {e.id} {'up' if e.up else 'down'}\n" for e in proxy.scheduler.engines)
-        + f"Try it:\n  curl -N http://{host}:{port}/v1/completions -H 'Content-Type: application/json' -d '{body}'\n"
+        + f"Try it:\n  curl -N {url}/v1/completions {key}-H 'Content-Type: application/json' -d '{body}'\n"
         + (f"Debug: {debugging}/state and {debugging}/requests/ID\n" if debugging else "")
-        + f"Metrics: http://{host}:{port}/metrics    Stop: Ctrl-C",
+        + f"Metrics: {url}/metrics    Stop: Ctrl-C",
         file=sys.stderr,
         flush=True,
     )
-
-
-async def _drain(proxy: Proxy, at_once: asyncio.Event) -> None:
-    """Let what is in flight end, for as long as the settings say or until a second signal."""
-    proxy.start_drain()
-    if proxy.scheduler.dispatched:
-        _log.info("draining: %d requests in flight; a second signal ends at once", proxy.scheduler.dispatched)
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + proxy.settings.drain_seconds
-    while proxy.scheduler.dispatched and not at_once.is_set() and loop.time() < deadline:
-        try:
-            async with asyncio.timeout(min(0.1, deadline - loop.time())):
-                await at_once.wait()
-        except TimeoutError:
-            continue

@@ -26,7 +26,7 @@ from proxy.core.stepmodel import StepCoefficients
 from proxy.core.tbt import slack_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from proxy.core.engine import EngineBelief
     from proxy.core.promptsize import PromptSizes, RateFit
@@ -77,7 +77,7 @@ class Metrics:
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
         self.registry.register(_TbtCollector(self._tbt))
-        meter = self._provider.get_meter("slai-proxy", __version__)
+        self._meter = meter = self._provider.get_meter("slai-proxy", __version__)
 
         def histogram(name: str, description: str, edges: tuple[float, ...]) -> Any:
             return meter.create_histogram(
@@ -170,6 +170,18 @@ class Metrics:
     def record_access_refusal(self, reason: str) -> None:
         """Record a request that an API key, or the want of one, kept out."""
         self._access.add(1, {"reason": str(reason)})
+
+    def watch(self, name: str, description: str, read: Callable[[], Mapping[str, float]], label: str) -> None:
+        """Tell whenever somebody scrapes what has been counted, by the values of one ``label``."""
+
+        def observe(_: CallbackOptions) -> Iterator[Observation]:
+            return (Observation(value, {label: of}) for of, value in read().items())
+
+        self._meter.create_observable_counter(name, [observe], description=description)
+
+    def watch_gauge(self, name: str, description: str, read: Callable[[], float]) -> None:
+        """Tell whenever somebody scrapes how large something is."""
+        self._meter.create_observable_gauge(name, [lambda _: [Observation(read())]], description=description)
 
     def record_slice(self, tokens: int, before: int, cached: int | None) -> None:
         """Record a slice of ``tokens`` new tokens after ``before`` others, of which the engine found ``cached``."""

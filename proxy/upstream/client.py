@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from yarl import URL
 
 from proxy.upstream.connection import Connection, EngineAnswer, EngineError
+from proxy.upstream.credentials import EngineTrust
 from proxy.wire.errors import UpstreamFailure
+from proxy.wire.keys import CREDENTIALS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -69,10 +71,10 @@ class _Engine:
 class EngineClient:
     """Connections to all engines; one per process."""
 
-    def __init__(self, timeouts: Timeouts) -> None:
+    def __init__(self, timeouts: Timeouts, trust: EngineTrust | None = None) -> None:
         self._timeouts = timeouts
+        self._trust = trust or EngineTrust()
         self._engines: dict[str, _Engine] = {}
-        self._tls: ssl.SSLContext | None = None
         self._loop = asyncio.get_running_loop()
         self.busy = 0
         """Connections being opened or used."""
@@ -88,6 +90,11 @@ class EngineClient:
         """Connections to an engine that wait to be used again."""
         engine = self._engines.get(base_url)
         return 0 if engine is None else sum(not connection.closed for connection in engine.idle)
+
+    def reconnect(self) -> None:
+        """Open new connections from now on, as what is trusted has changed; those in use may end what they do."""
+        for base_url in list(self._engines):
+            self.forget(base_url)
 
     def forget(self, base_url: str) -> None:
         """Close the idle connections to an engine that is not to be used any more."""
@@ -115,6 +122,8 @@ class EngineClient:
         self.busy += 1
         try:
             connection = self._idle(engine) or await self._connect(engine)
+            if (key := self._trust.keys.of(base_url)) is not None:
+                headers = _with_key(headers, key)
             request = _head(engine, method, path_and_query, headers, body)
             answer = connection.ask(method, request, body, self._timeouts.idle)
             if cutter is not None:
@@ -124,7 +133,10 @@ class EngineClient:
                 yield answer
             finally:
                 if (reusable := answer.close()) is not None:
-                    engine.idle.append(reusable)
+                    if self._engines.get(base_url) is engine:
+                        engine.idle.append(reusable)
+                    else:  # forgotten meanwhile
+                        reusable.abort()
         finally:
             self.busy -= 1
 
@@ -149,16 +161,23 @@ class EngineClient:
         return None
 
     async def _connect(self, engine: _Engine) -> Connection:
-        if engine.secure and self._tls is None:
-            self._tls = ssl.create_default_context()
+        trust = self._trust
+        if engine.secure and trust.tls is None:
+            trust.tls = ssl.create_default_context()
         try:
             async with asyncio.timeout(self._timeouts.connect):
                 _, connection = await self._loop.create_connection(
-                    Connection, engine.host, engine.port, ssl=self._tls if engine.secure else None
+                    Connection, engine.host, engine.port, ssl=trust.tls if engine.secure else None
                 )
         except OSError as error:  # a TimeoutError and an SSLError are such as well
             raise EngineError(UpstreamFailure.CONNECT_FAILED) from error
         return connection
+
+
+def _with_key(headers: Iterable[tuple[str, str]], key: str) -> list[tuple[str, str]]:
+    """Put our own key in the place of whatever a client has sent."""
+    kept = [(name, value) for name, value in headers if name.lower() not in CREDENTIALS]
+    return [*kept, ("Authorization", f"Bearer {key}")]
 
 
 def _head(engine: _Engine, method: str, path_and_query: str, headers: Iterable[tuple[str, str]], body: bytes) -> bytes:

@@ -16,6 +16,7 @@ import httpx
 
 from proxy.core.events import EngineDown, EngineRemoved, EngineReported, EngineUp
 from proxy.core.limits import CacheConfig, EngineLimits
+from proxy.upstream.credentials import EngineTrust
 from proxy.upstream.figures import read_cache_config, read_report
 from proxy.upstream.knowledge import Knowledge, fingerprint
 
@@ -69,8 +70,10 @@ class Prober:
         interval_seconds: float,
         knowledge: Knowledge | None = None,
         tiles: bool = False,
+        trust: EngineTrust | None = None,
     ) -> None:
         """``tiles``: prompts are to be cut, for which an engine must cache prefixes."""
+        self._trust = trust or EngineTrust()
         self.probes = [EngineProbe(url) for url in base_urls]
         self._group: asyncio.TaskGroup | None = None
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -80,7 +83,7 @@ class Prober:
         self._tiles = tiles
         self._interval_seconds = interval_seconds
         self._timeout_seconds = max(2.0, interval_seconds)
-        self._client = httpx.AsyncClient(timeout=self._timeout_seconds, trust_env=False, follow_redirects=False)
+        self._client = self._make_client()
 
     async def run(self) -> None:
         """Probe until cancelled."""
@@ -115,6 +118,19 @@ class Prober:
     async def close(self) -> None:
         """Close the connections to the engines."""
         await self._client.aclose()
+
+    async def reconnect(self) -> None:
+        """Open new connections from now on, as what is trusted has changed."""
+        before, self._client = self._client, self._make_client()
+        await before.aclose()
+
+    def _make_client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            timeout=self._timeout_seconds,
+            trust_env=False,
+            follow_redirects=False,
+            verify=True if self._trust.tls is None else self._trust.tls,
+        )
 
     def models(self) -> list[dict[str, Any]]:
         """The models of all engines that are up; the first engine's entry for each id."""
@@ -216,7 +232,9 @@ class Prober:
         # httpx's own limits start anew with every byte.
         async with (
             asyncio.timeout(self._timeout_seconds),
-            self._client.stream("GET", probe.base_url + path) as answer,
+            self._client.stream(
+                "GET", probe.base_url + path, headers=self._trust.keys.headers(probe.base_url)
+            ) as answer,
         ):
             answer.raise_for_status()
             async for part in answer.aiter_bytes():

@@ -47,6 +47,7 @@ class LocalFailure(StrEnum):
 
     BAD_REQUEST = "bad_request"
     BODY_TOO_LARGE = "body_too_large"
+    BODY_TOO_SLOW = "body_too_slow"
     INTERNAL = "internal"
 
 
@@ -221,6 +222,13 @@ _TABLE: Mapping[Reason, ErrorAnswer] = MappingProxyType(
         LocalFailure.BAD_REQUEST: ErrorAnswer(400, "invalid_request_error", None, "the request is not valid"),
         LocalFailure.BODY_TOO_LARGE: ErrorAnswer(
             413, "invalid_request_error", "request_too_large", "the request body is too large"
+        ),
+        LocalFailure.BODY_TOO_SLOW: ErrorAnswer(
+            408,
+            "invalid_request_error",
+            "request_timeout",
+            "the request body did not come in time",
+            should_retry=False,
         ),
         AccessFailure.NO_KEY: ErrorAnswer(
             401,

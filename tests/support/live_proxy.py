@@ -1,6 +1,7 @@
 """The real proxy on a port of its own, and clients to it."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from proxy.config import Settings
 from proxy.core.scheduler import Scheduler
 from proxy.server.access import Access
 from proxy.server.app import PROXY, LimitsOf, create_app
+from proxy.server.connections import CONNECTIONS, Connections, Site
 from proxy.server.driver import Driver
 from proxy.telemetry.tracing import Tracing
 from proxy.upstream.probe import Prober
@@ -63,6 +65,10 @@ class LiveProxy:
     @property
     def app_access(self) -> Access:
         return self.app[PROXY].access
+
+    @property
+    def connections(self) -> Connections:
+        return self.app[CONNECTIONS]
 
     @property
     def upstream_connections(self) -> int:
@@ -140,13 +146,13 @@ async def live_proxy(
 
 
 @asynccontextmanager
-async def serving(app: web.Application) -> AsyncIterator[LiveProxy]:
+async def serving(app: web.Application, tls: ssl.SSLContext | None = None) -> AsyncIterator[LiveProxy]:
     """Serve an application of ``create_app``, as ``live_proxy`` does."""
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        await Site(runner, app[CONNECTIONS], "127.0.0.1", 0, tls=tls).start()
+        url = f"{'http' if tls is None else 'https'}://127.0.0.1:{runner.addresses[0][1]}"
         async with aiohttp.ClientSession(
             url,
             auto_decompress=False,
@@ -157,6 +163,7 @@ async def serving(app: web.Application) -> AsyncIterator[LiveProxy]:
             proxy = LiveProxy(url, app, client)
             yield proxy
         await proxy.idle()
+        await until(lambda: not proxy.connections)
     finally:
         await runner.cleanup()
 
