@@ -8,7 +8,6 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -23,7 +22,7 @@ from proxy.core.scheduler import Scheduler
 from proxy.server.access import CALLER, Access, admit, guard
 from proxy.server.answers import STARTED, error_response
 from proxy.server.bodies import BODY_SECONDS
-from proxy.server.connections import CONNECTIONS, Connections, connection_limits, note_requests
+from proxy.server.connections import Connections, limit_connections, note_requests
 from proxy.server.driver import Driver
 from proxy.server.files import Files, read_files
 from proxy.server.generate import CHAT_PATH, Generator
@@ -102,10 +101,9 @@ def create_app(
         TracingUnavailableError: ``otlp_endpoint`` is set and the package for it is missing.
     """
     app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[note_requests, _errors, admit])
-    app[CONNECTIONS] = connections = Connections(connection_limits(settings), monotonic)
-    app[BODY_SECONDS] = [settings.body_timeout_seconds]
     files = files or read_files(settings)
-    trust, access = files.trust, guard(app, files.keys)
+    trust, access, connections = files.trust, guard(app, files.keys), limit_connections(app, settings)
+    app[BODY_SECONDS] = [settings.body_timeout_seconds]
     if tracing is None:
         tracing = Tracing.to(otlp_exporter(settings.otlp_endpoint)) if settings.otlp_endpoint else Tracing()
 

@@ -15,6 +15,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
+from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 from aiohttp import web
@@ -258,6 +259,12 @@ class _Connection(asyncio.Protocol):
 
 
 CONNECTIONS = web.AppKey("connections", Connections)
+
+
+def limit_connections(app: web.Application, settings: Settings) -> Connections:
+    """Keep an account of the connections to an application whose middlewares begin with ``note_requests``."""
+    app[CONNECTIONS] = connections = Connections(connection_limits(settings), monotonic)
+    return connections
 
 
 @web.middleware

@@ -51,8 +51,8 @@ def read_files(settings: Settings) -> Files:
     engine_keys = EngineKeys() if settings.engine_key_file is None else read_engine_keys(settings.engine_key_file)
     engine_tls = None
     named = settings.engine_tls_ca, settings.engine_tls_cert
-    if any(url.startswith("https:") for url in settings.engines) or any(path is not None for path in named):
-        verify = settings.engine_tls_verify
+    verify = settings.engine_tls_verify
+    if any(url.startswith("https:") for url in settings.engines) or any(named) or not verify:
         engine_tls = client_context(*named, settings.engine_tls_key, verify=verify)
     return Files(
         keys=settings.read_keys() if settings.needs_keys else None,
