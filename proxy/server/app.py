@@ -115,8 +115,7 @@ def create_app(
         scheduler = Scheduler(rules) if log is None else RecordedScheduler(rules, log.record)
         chronicle = None if settings.debug_port is None else Chronicle()
         driver = Driver(scheduler, asyncio.get_running_loop(), observe=None if chronicle is None else chronicle.observe)
-        timeouts = Timeouts(settings.connect_timeout_seconds, settings.idle_timeout_seconds)
-        client = EngineClient(timeouts, trust)
+        client = EngineClient(Timeouts(settings.connect_timeout_seconds, settings.idle_timeout_seconds), trust)
         sizes = PromptSizes()
         metrics = Metrics(scheduler, classes, settings.tenants, sizes)
         # It reads a small file, and nobody is served yet.
