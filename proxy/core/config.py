@@ -7,6 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from proxy.core.admission import GateConfig
+from proxy.core.health import HealthConfig
 from proxy.core.ordering import Ordering, shortest_prompt_first
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ class SchedulerConfig:
     """How to cut prompts into tiles; ``None``: they are released whole, by the gate."""
     rad: RadConfig | None = None
     """Throughput mode: how full to keep the engines; ``None``: as full as the gate lets them be."""
+    health: HealthConfig = field(default_factory=HealthConfig)
+    """When an engine is taken out."""
     max_wait_seconds: float = 60.0
     """A request that has waited this long goes before all others."""
     queue_timeout_seconds: float = 300.0

@@ -17,6 +17,7 @@ from proxy.core.backoff import BackOff
 from proxy.core.feedback import FeedbackDelay
 from proxy.core.forecast import Forecast, foresee, spread
 from proxy.core.growth import KvOutlook, OutputLengths
+from proxy.core.health import Condition, Health, HealthConfig
 from proxy.core.hitrate import HitRate
 from proxy.core.selfreport import EngineReport, SelfReports
 from proxy.core.steplog import Prefill, StepLog
@@ -58,6 +59,7 @@ class EngineBelief:
         feedback_seconds: float = 0.005,
         *,
         outputs: OutputLengths | None = None,
+        health: HealthConfig | None = None,
     ) -> None:
         self.id = engine_id
         self.limits = limits
@@ -73,6 +75,9 @@ class EngineBelief:
         self.closed_until: float | None = None
         """Nothing is released to it before this time; set when it turned a request away."""
         self.back_off = BackOff()
+        self.restarts = 0
+        """How often it started anew while it was taken to be up."""
+        self.health = Health(health or HealthConfig())
         self.step_seconds = _STEP_SECONDS_PRIOR
         """Moving average of the time between two observed step ends."""
         self.model = OnlineStepModel()
@@ -139,7 +144,20 @@ class EngineBelief:
 
     def is_open(self, now: float) -> bool:
         """Whether anything may be released to it at all."""
-        return self.up and (self.closed_until is None or now >= self.closed_until)
+        return self.up and (self.closed_until is None or now >= self.closed_until) and self.health.takes(now)
+
+    def is_stalled(self, now: float) -> bool:
+        """Whether it has work that would show, and has shown no progress for longer than that can take."""
+        if self.health.may_be_silent(now) or not self._shows_work():
+            return False
+        wait = 0.0 if self._streams else self.estimated_wait_seconds(0)
+        blind = not self.reports.tells_of_progress
+        return now - self.health.progress_at >= self.health.silence_limit(
+            self._step_expected_seconds(), wait, blind=blind
+        )
+
+    def _shows_work(self) -> bool:
+        return bool(self._streams) or any(prefill.shows_first_token for prefill in self._prefills.values())
 
     def serves(self, model: str) -> bool:
         return not self.leaving and (not model or not self.models or model in self.models)
@@ -191,6 +209,8 @@ class EngineBelief:
         if report is None:
             self.reports.forget()
         else:
+            if self.reports.tells_progress(report):
+                self.health.progress(now)
             held = self.kv_tokens - self.untaken() + self._partial_blocks()
             self.reports.take(report, self.limits.kv_tokens, held, self.outstanding, now)
 
@@ -219,6 +239,9 @@ class EngineBelief:
         takes them out of it. Those that a running sequence uses too are counted twice, which is on the safe side.
         ``outputs``: those of its kind, if known.
         """
+        if streamed and not self._shows_work():
+            self.health.progress_at = now
+        self.health.release(request_id, now)
         self._outlook.add(request_id, prompt_tokens, self.outputs if outputs is None else outputs, max_tokens)
         held = self._held.pop(request_id, 0)
         cached = max(0, cached_tokens - held)
@@ -229,6 +252,8 @@ class EngineBelief:
 
     def release_slice(self, request_id: str, slice_id: str, upto_tokens: int, now: float) -> None:
         """Note that the first ``upto_tokens`` of a prompt are sent to it, to be cached."""
+        if not self._shows_work():
+            self.health.progress_at = now
         held = self._held.get(request_id, 0)
         self._add_prefill(slice_id, upto_tokens - held, upto_tokens, now)
         self._held[request_id] = upto_tokens
@@ -246,6 +271,7 @@ class EngineBelief:
         prefill = self._prefills.pop(slice_id, None)
         if prefill is None:
             return False
+        self.health.progress(now)
         self._on_output(prefill, now)
         if not self._streams:
             self._next_step(1, now)
@@ -255,8 +281,13 @@ class EngineBelief:
     def on_tokens(self, request_id: str, chunks: int, now: float) -> bool:
         """Note ``chunks`` token-bearing chunks of a released request; whether they tell that a step has ended."""
         self.kv_tokens += chunks
+        health = self.health
+        health.progress_at = now
+        if health.condition is Condition.STALLED:
+            health.progress(now)
         stream = self._streams.get(request_id)
         if stream is None:
+            health.first_token(request_id, now)
             prefill = self._prefills.pop(request_id)
             self._on_output(prefill, now)
             if not self._streams:  # no stream keeps the clock, but a step ends with every first token

@@ -42,6 +42,8 @@ class Ended:
     """Length of an answer that came in one piece: it tells how fast the engine stepped, as no stream did."""
     cached_tokens: int | None = None
     """How much of the prompt the engine says it found in its prefix cache."""
+    served: bool | None = None
+    """Whether the engine did what it should, or failed; ``None``: that cannot be told, as of a client that left."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,8 @@ class Ledger:
         self.engines: dict[str, EngineBelief] = {}
         self.joined = 0
         """Engines that have ever joined."""
+        self.released = 0
+        """Requests that were ever released to one."""
         self.entries: dict[str, Entry] = {}
         self.backlog = Backlog(max_wait_seconds, tenant_weights)
         self.overload = overload
@@ -145,6 +147,7 @@ class Ledger:
             entry.sliced = False
             del self.sliced[request.id]
         entry.engine = engine
+        self.released += 1
         engine.release(
             request.id,
             request.prompt_tokens,

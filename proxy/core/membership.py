@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from proxy.core.actions import Cut
 from proxy.core.backoff import BackOff
 from proxy.core.engine import EngineBelief
+from proxy.core.health import Condition
 from proxy.core.hitrate import HitRate
 from proxy.core.limits import EngineLimits
 from proxy.core.request import RejectReason
@@ -21,29 +22,31 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from proxy.core.actions import Action
+    from proxy.core.config import SchedulerConfig
     from proxy.core.events import EngineUp
     from proxy.core.ledger import Ledger
     from proxy.core.queue import WaitingQueue
+    from proxy.core.selfreport import EngineReport
 
 
-def join(ledger: Ledger, event: EngineUp, feedback_seconds: float, now: float) -> list[Action]:
+def join(ledger: Ledger, event: EngineUp, config: SchedulerConfig, now: float) -> list[Action]:
     """An engine may be used, or what is known about it has changed; refuse those whom nobody serves any more."""
     known = ledger.engines.get(event.engine_id)
     regroup = known is None or known.leaving or known.models != event.models
-    engine = _member(ledger, event.engine_id, feedback_seconds)
+    engine = _member(ledger, event.engine_id, config)
     if not engine.up:
-        forget_memory(ledger, engine)
+        start_anew(ledger, engine, now)
     engine.limits, engine.models, engine.up = event.limits, event.models, True
     if event.learnt is not None:
         engine.model.restore(event.learnt)
     return _regroup(ledger, RejectReason.UNKNOWN_MODEL, now) if regroup else []
 
 
-def mark_down(ledger: Ledger, engine_id: str, feedback_seconds: float, now: float) -> list[Action]:
+def mark_down(ledger: Ledger, engine_id: str, config: SchedulerConfig, now: float) -> list[Action]:
     """An engine exists but gets nothing new; refuse those whom no other can serve."""
     known = ledger.engines.get(engine_id)
     regroup = known is None or known.leaving
-    engine = _member(ledger, engine_id, feedback_seconds)
+    engine = _member(ledger, engine_id, config)
     engine.up = False
     engine.reports.forget()
     refused = _regroup(ledger, RejectReason.UNKNOWN_MODEL, now) if regroup else []
@@ -89,11 +92,65 @@ def cuts_due(ledger: Ledger) -> Iterable[float]:
     return (e.leaves_at for e in ledger.engines.values() if e.leaving and e.leaves_at is not None)
 
 
-def forget_memory(ledger: Ledger, engine: EngineBelief) -> None:
+def report(ledger: Ledger, engine_id: str, report: EngineReport | None, now: float) -> None:
+    """Take in an engine's own figures; they may tell that it has started anew without anybody having seen it down."""
+    engine = ledger.engines.get(engine_id)
+    if engine is None:
+        return
+    if report is not None and engine.reports.tells_restart(report):
+        engine.restarts += 1
+        engine.reports.forget()
+        start_anew(ledger, engine, now)
+    engine.on_report(report, now)
+
+
+def start_anew(ledger: Ledger, engine: EngineBelief, now: float) -> None:
     """An engine has started anew, or may have: its cache is empty, and whatever it turned away, that was before."""
     engine.closed_until, engine.back_off = None, BackOff()
     ledger.prefixes.clear(engine.id)
     engine.hit_rate = HitRate()
+    # Where nothing has been released yet there is nobody to be compared with, and nothing to be spared.
+    engine.health.join(now, gently=ledger.released > 0)
+
+
+def judge(ledger: Ledger, engine: EngineBelief, request_id: str, *, served: bool | None, now: float) -> None:
+    """Take in how an engine has treated a request that is over; eject it if it fails too often."""
+    health = engine.health
+    if served is None:
+        health.left(request_id)
+    elif served:
+        health.served(request_id, now)
+    else:
+        health.failed(request_id)
+        if health.condition in _EJECTABLE and health.fails_too_often() and _is_spare(ledger, engine):
+            health.eject(now)
+            _take_half_way_back(ledger, engine, now)
+    if not engine.outstanding:
+        health.emptied(now)
+
+
+def watch(ledger: Ledger, now: float) -> None:
+    """Look which engines do not work on what they have, and whose time is over for which."""
+    for engine in ledger.engines.values():
+        health = engine.health
+        health.tick(now)
+        if health.condition is not Condition.STALLED and engine.up and engine.is_stalled(now):
+            health.stall(now)
+            _take_half_way_back(ledger, engine, now)
+
+
+_EJECTABLE = (Condition.HEALTHY, Condition.SLOW_START, Condition.PROBATION)
+_OUT = (Condition.EJECTED, Condition.STALLED, Condition.PROBATION)
+
+
+def _is_spare(ledger: Ledger, engine: EngineBelief) -> bool:
+    """Whether the others can do without an engine: not too many are out, and each of its models has another."""
+    up = [e for e in ledger.engines.values() if e.up]
+    out = [e for e in up if e.health.condition in _OUT and e is not engine]
+    if len(out) + 1 > engine.health.most_ejected_share * len(up):
+        return False
+    fit = [e for e in up if e is not engine and e not in out]
+    return all(any(e.serves(model) for e in fit) for model in engine.models or {""})
 
 
 def reject_all(ledger: Ledger, queue: WaitingQueue, reason: RejectReason, now: float) -> list[Action]:
@@ -104,11 +161,14 @@ def reject_all(ledger: Ledger, queue: WaitingQueue, reason: RejectReason, now: f
     return refusals
 
 
-def _member(ledger: Ledger, engine_id: str, feedback_seconds: float) -> EngineBelief:
+def _member(ledger: Ledger, engine_id: str, config: SchedulerConfig) -> EngineBelief:
     engine = ledger.engines.get(engine_id)
     if engine is None:
         limits, outputs = EngineLimits(), ledger.growth.pooled
-        engine = EngineBelief(engine_id, limits, frozenset(), ledger.joined, feedback_seconds, outputs=outputs)
+        feedback = config.gate.feedback_seconds
+        number, health = ledger.joined, config.health
+        engine = EngineBelief(engine_id, limits, frozenset(), number, feedback, outputs=outputs, health=health)
+        engine.up = False  # until that is said
         ledger.engines[engine_id] = engine
         ledger.joined += 1
     engine.leaving, engine.leaves_at = False, None

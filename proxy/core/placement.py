@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from proxy.core.admission import admits
+from proxy.core.health import Condition
 from proxy.core.tbt import harm_seconds
 from proxy.core.tiles import next_piece
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from proxy.core.prefix import Prefixes
     from proxy.core.request import Request
     from proxy.core.tiles import TileConfig
+
+
+_AT_WORK = (Condition.HEALTHY, Condition.SLOW_START)
 
 
 def soonest(
@@ -40,7 +44,7 @@ def soonest(
         (e for e in serving if admits(e, request.prompt_tokens, gate, now)),
         key=lambda e: (
             harm_seconds(e, uncached[e.id], now) if gate.keep_tbt else 0.0,
-            e.estimated_wait_seconds(uncached[e.id]),
+            e.estimated_wait_seconds(uncached[e.id]) / e.health.share(now),
             e.outstanding,
             e.number,
         ),
@@ -80,6 +84,6 @@ def takes_a_piece(
 
 
 def least_busy(engines: Iterable[EngineBelief], model: str) -> EngineBelief | None:
-    """The engine with the least to do, for a request that is not scheduled (no generation)."""
+    """The engine with the least to do, for a request that is not scheduled (no generation); a sick one if need be."""
     up = (e for e in engines if e.up and e.serves(model))
-    return min(up, key=lambda e: (e.outstanding, e.number), default=None)
+    return min(up, key=lambda e: (e.health.condition not in _AT_WORK, e.outstanding, e.number), default=None)

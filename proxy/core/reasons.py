@@ -10,6 +10,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING
 
 from proxy.core.admission import fits_kv
+from proxy.core.health import Condition
 from proxy.core.lane import Band, urgency
 from proxy.core.placement import may_harm
 from proxy.core.tbt import harm_seconds
@@ -144,12 +145,21 @@ class Reasons:
         return [why]
 
 
+_UNFIT = {
+    Condition.EJECTED: "health: the engine failed too often, and gets nothing for a while",
+    Condition.PROBATION: "health: the engine failed before, and is tried with one request first",
+    Condition.STALLED: "health: the engine does not work on what it has",
+}
+
+
 def shut_gates(engine: EngineBelief, request: Request, config: SchedulerConfig, now: float) -> list[str]:
     """Say why ``engine``, a copy, has no place for a prompt or what is left of it; empty if it has."""
     if not engine.up:
         return ["the engine is down"]
     if engine.closed_until is not None and now < engine.closed_until:
         return [f"the engine turned a request away: nothing more for {engine.closed_until - now:.2f} s"]
+    if not engine.health.takes(now):
+        return [_UNFIT[engine.health.condition]]
     if not engine.outstanding:
         return []
     gate, limits, shut = config.gate, engine.limits, list[str]()

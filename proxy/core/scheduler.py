@@ -29,7 +29,18 @@ from proxy.core.events import (
 )
 from proxy.core.lane import Waiting
 from proxy.core.ledger import Entry, Ledger
-from proxy.core.membership import cut_late, cuts_due, join, let_go, mark_down, reject_all, remove
+from proxy.core.membership import (
+    cut_late,
+    cuts_due,
+    join,
+    judge,
+    let_go,
+    mark_down,
+    reject_all,
+    remove,
+    report,
+    watch,
+)
 from proxy.core.overload import Overload
 from proxy.core.placement import least_busy
 from proxy.core.rad import ModeSwitch
@@ -114,14 +125,15 @@ class Scheduler:
         Raises:
             ValueError: an ``Arrived`` whose request id is in use.
         """
+        if isinstance(event, TokensProduced):
+            return self.on_tokens(event.request_id, event.chunks, now)
         refused: list[Action] = []
+        watch(self._ledger, now)
         match event:
-            case TokensProduced(request_id, chunks):
-                return self.on_tokens(request_id, chunks, now)
             case Arrived(request, arrived_at):
                 refused = self._enqueue(request, now if arrived_at is None else arrived_at, now)
-            case Ended(request_id, tokens, cached_tokens):
-                self._forget(request_id, now, tokens)
+            case Ended(request_id, tokens, cached_tokens, served):
+                self._forget(request_id, now, tokens, served=served)
                 self._ledger.prefixes.end(request_id, cached_tokens)
             case NotStarted(request_id, asked_seconds):
                 refused = self._take_back(request_id, asked_seconds, now)
@@ -133,14 +145,13 @@ class Scheduler:
                 entry = on_slice_end(self._ledger, piece, cached=cached, now=now)
                 refused = self._refuse_if_draining(entry, now) if entry is not None else []
             case EngineUp():
-                refused = join(self._ledger, event, self.config.gate.feedback_seconds, now)
+                refused = join(self._ledger, event, self.config, now)
             case EngineDown(engine_id):
-                refused = mark_down(self._ledger, engine_id, self.config.gate.feedback_seconds, now)
+                refused = mark_down(self._ledger, engine_id, self.config, now)
             case EngineRemoved(engine_id, drain_seconds):
                 refused = remove(self._ledger, engine_id, drain_seconds, now)
-            case EngineReported(engine_id, report):
-                if (engine := self._ledger.engines.get(engine_id)) is not None:
-                    engine.on_report(report, now)
+            case EngineReported(engine_id, figures):
+                report(self._ledger, engine_id, figures, now)
             case DrainStarted():
                 self._draining = True
                 for entry in list(self._ledger.sliced.values()):
@@ -169,6 +180,7 @@ class Scheduler:
                 engine.closed_until = None
                 self._ledger.overload.resume(now)
             engine.assume_steps(now)
+        watch(self._ledger, now)
         late = self._expire(now)
         for _, queue in self._ledger.backlog.queues():
             while queue and now >= queue.oldest.arrived_at + self.config.queue_timeout_seconds:
@@ -197,7 +209,7 @@ class Scheduler:
             queue.oldest.arrived_at + self.config.queue_timeout_seconds for _, queue in self._ledger.backlog.queues()
         ]
         for engine in self._ledger.engines.values():
-            due += (t for t in (engine.closed_until, engine.silent_until()) if t is not None)
+            due += (t for t in (engine.closed_until, engine.silent_until(), engine.health.until) if t is not None)
         if (modes := self._ledger.modes) is not None:
             held = (modes.due_at(queue.oldest.arrived_at) for _, queue in self._ledger.backlog.queues())
             due += (t for t in held if t is not None)
@@ -241,6 +253,7 @@ class Scheduler:
             return []
         engine, entry.engine = entry.engine, None
         engine.end(request_id, now)
+        judge(self._ledger, engine, request_id, served=None, now=now)
         self._ledger.prefixes.take_back(request_id)
         until = engine.back_off.refused(asked_seconds, now)
         engine.closed_until = max(until, engine.closed_until or 0.0)
@@ -293,7 +306,7 @@ class Scheduler:
             refused.append(self._ledger.reject(waiting, reason, now))
         return refused
 
-    def _forget(self, request_id: str, now: float, tokens: int | None) -> None:
+    def _forget(self, request_id: str, now: float, tokens: int | None, *, served: bool | None) -> None:
         entry = self._ledger.entries.get(request_id)
         if entry is None:
             return
@@ -307,4 +320,5 @@ class Scheduler:
             generated = entry.engine.context_tokens(request_id) - entry.waiting.request.prompt_tokens
             entry.bill.settle(max(tokens or 0, generated))
             entry.engine.end(request_id, now, tokens)
+            judge(self._ledger, entry.engine, request_id, served=served, now=now)
         del self._ledger.entries[request_id]

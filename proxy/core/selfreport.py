@@ -29,6 +29,10 @@ class EngineReport:
     """Share of its KV cache in use, 0 to 1."""
     preemptions: int
     """Since its start."""
+    tokens: int | None = None
+    """Prompt and output tokens since its start, if it tells."""
+    started_at: float | None = None
+    """When its process was started (Unix seconds), if it tells."""
 
 
 class SelfReports:
@@ -43,6 +47,8 @@ class SelfReports:
         """Share of the KV cache that stays free beside all else, because the engine has had to preempt."""
         self.fresh = False
         """Whether the engine reports at present."""
+        self._tokens: int | None = None
+        self._started_at: float | None = None
         self._surplus: deque[int] = deque(maxlen=_FOREIGN_REPORTS)
         self._preemptions: int | None = None
         self._at = 0.0
@@ -54,13 +60,28 @@ class SelfReports:
         if self._preemptions is not None and report.preemptions > self._preemptions:
             # One shortage evicts several sequences, so what counts is that there was one.
             self.caution = min(_CAUTION_MOST, self.caution + _CAUTION_STEP)
-        self._preemptions = report.preemptions
+        self._preemptions, self._tokens, self._started_at = report.preemptions, report.tokens, report.started_at
         if kv_capacity is not None:
             off = report.kv_usage * kv_capacity - own_kv - self.kv_error
             if off > 0 or not report.waiting:  # what it preempted holds nothing now, but will again
                 self.kv_error += _CORRECTION * off
         self._surplus.append(report.running + report.waiting - own_sequences)
         self.foreign = max(0, min(self._surplus)) if len(self._surplus) == _FOREIGN_REPORTS else 0
+
+    def tells_restart(self, report: EngineReport) -> bool:
+        """Whether the engine has started anew since its last report: by its own word, or as its counters fell."""
+        other = None not in {report.started_at, self._started_at} and report.started_at != self._started_at
+        counts = ((report.tokens, self._tokens), (report.preemptions, self._preemptions))
+        return other or any(new is not None and old is not None and new < old for new, old in counts)
+
+    def tells_progress(self, report: EngineReport) -> bool:
+        """Whether the engine has made tokens since its last report."""
+        return report.tokens is not None and self._tokens is not None and report.tokens != self._tokens
+
+    @property
+    def tells_of_progress(self) -> bool:
+        """Whether its reports would tell of tokens that it makes."""
+        return self.fresh and self._tokens is not None
 
     def forget(self) -> None:
         """The engine has stopped to report: what it said last is no longer believed, but caution stays."""

@@ -97,6 +97,13 @@ class EngineView:
     """It has been removed, and is gone when what it still has is over."""
     generation: int
     """Number of its joining, of all that ever joined: an engine that was gone and came back is another one."""
+    condition: str
+    """Healthy, slow_start, ejected, probation or stalled; only the first two get all that they can take."""
+    ejected_seconds: float | None
+    """Time until an ejection is over."""
+    ejections: int
+    stalls: int
+    restarts: int
     back_off_seconds: float | None
     """Time until anything is released to it again; ``None`` if it has turned nothing away lately."""
     models: list[str]
@@ -256,12 +263,17 @@ def _view_outputs(model: str, class_name: str, lengths: OutputLengths) -> Output
 
 
 def _view_engine(engine: EngineBelief, ledger: Ledger, config: SchedulerConfig, now: float) -> EngineView:
-    closed_until, reports = engine.closed_until, engine.reports
+    closed_until, reports, health = engine.closed_until, engine.reports, engine.health
     return EngineView(
         engine.id,
         engine.up,
         engine.leaving,
         engine.number,
+        health.condition.value,
+        None if health.until is None else max(0.0, health.until - now),
+        health.ejections,
+        health.stalls,
+        engine.restarts,
         None if closed_until is None else max(0.0, closed_until - now),
         sorted(engine.models)[:_MOST_MODELS],
         engine.limits,

@@ -86,15 +86,23 @@ class Driver:
                 self._observe(TokensProduced(request_id, chunks), actions, now)
             self._perform(actions, now)
 
-    def end(self, request_id: str, tokens: int | None = None, cached_tokens: int | None = None) -> None:
+    def end(
+        self,
+        request_id: str,
+        tokens: int | None = None,
+        cached_tokens: int | None = None,
+        *,
+        served: bool | None = None,
+    ) -> None:
         """Tell that a request is over.
 
         ``tokens``: length of an answer that was not streamed; ``cached_tokens``: of the prompt; each if it was told.
+        ``served``: whether the engine did what it should; ``None`` where that cannot be told.
         """
         self._tickets.pop(request_id, None)
         self._on_slice.pop(request_id, None)
         self._on_cut.pop(request_id, None)
-        self.feed(Ended(request_id, tokens, cached_tokens))
+        self.feed(Ended(request_id, tokens, cached_tokens, served))
 
     def feed(self, event: Event) -> None:
         """Tell the scheduler what happened and do what it wants done."""

@@ -11,6 +11,7 @@ import logging
 import time
 import uuid
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -130,7 +131,7 @@ class Generator:
             raise
         finally:
             whole = None if report.stream else report.completion_tokens
-            self.driver.end(report.request_id, whole, report.cached_tokens)
+            self.driver.end(report.request_id, whole, report.cached_tokens, served=_served(report))
             report.ended_at = self.driver.now()
             if CALLER in request:
                 _settle(request[CALLER], report)
@@ -306,6 +307,19 @@ class Generator:
     def _refuse(self, report: RequestReport, reason: str, told: ErrorAnswer) -> web.Response:
         report.outcome, report.reason, report.status = Outcome.REJECTED, str(reason), told.status
         return _error(report, told)
+
+
+def _served(report: RequestReport) -> bool | None:
+    """Whether the engine did what it should; ``None``: the client left, the proxy refused, or it is not to blame."""
+    match report.outcome:
+        case Outcome.COMPLETED:
+            return True
+        case Outcome.ENGINE_ERROR:
+            return None if report.status == HTTPStatus.OK else (report.status or 0) < HTTPStatus.INTERNAL_SERVER_ERROR
+        case Outcome.ENGINE_FAILED:
+            return None if report.reason == UpstreamFailure.REMOVED else False
+        case _:
+            return None
 
 
 def _error(report: RequestReport, told: ErrorAnswer) -> web.Response:

@@ -21,6 +21,7 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from proxy import __version__
+from proxy.core.health import Condition
 from proxy.core.request import Outcome
 from proxy.core.stepmodel import StepCoefficients
 from proxy.core.tbt import slack_seconds
@@ -246,6 +247,22 @@ class Metrics:
         engine_gauge("slai.engine.up", "1 if the engine gets requests", lambda e: e.up)
         engine_gauge("slai.engine.leaving", "1 if removed, and not yet done with what it has", lambda e: e.leaving)
         engine_gauge("slai.engine.generation", "Number of its joining, of all", lambda e: e.number)
+        engine_gauge(
+            "slai.engine.ejections", "Times it was left alone, as it failed too often", attrgetter("health.ejections")
+        )
+        engine_gauge("slai.engine.stalls", "Times it gave no token for too long", attrgetter("health.stalls"))
+        engine_gauge("slai.engine.restarts", "Times it started anew unseen", lambda e: e.restarts)
+        meter.create_observable_gauge(
+            "slai.engine.condition",
+            [
+                lambda _: [
+                    Observation(int(e.health.condition is c), {"engine": e.id, "condition": c.value})
+                    for e in scheduler.engines
+                    for c in Condition
+                ]
+            ],
+            description="1 for the condition that it is in",
+        )
         engine_gauge("slai.engine.requests", "Requests dispatched and not over", lambda e: e.outstanding)
         engine_gauge("slai.engine.decodes", "Streams past their first token", lambda e: e.decodes)
         engine_gauge("slai.engine.backlog.tokens", "Released prompt tokens not worked on yet", lambda e: e.backlog)

@@ -12,8 +12,11 @@ from proxy.core.selfreport import EngineReport
 _CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _USAGE = "kv_cache_usage_perc"
+_STARTED = "process_start_time_seconds"
+_TOKENS = ("prompt_tokens_total", "generation_tokens_total")
 _SAMPLE = re.compile(
-    rf"^vllm:(num_requests_running|num_requests_waiting|{_USAGE}|num_preemptions_total)(?:\{{.*\}})? (\S+)",
+    rf"^(?:vllm:)?(num_requests_running|num_requests_waiting|{_USAGE}|num_preemptions_total|{'|'.join(_TOKENS)}|{_STARTED})"
+    r"(?:\{.*\})? (\S+)",
     re.MULTILINE,
 )
 _MOST = 1e12
@@ -54,4 +57,6 @@ def read_report(metrics: str) -> EngineReport | None:
         int(sum(found["num_requests_waiting"])),
         sum(usage) / len(usage),
         int(sum(found["num_preemptions_total"])),
+        int(sum(sum(found[name]) for name in _TOKENS)) if all(name in found for name in _TOKENS) else None,
+        max(found[_STARTED], default=None),
     )

@@ -55,8 +55,8 @@ class Play:
     def tokens(self, request_id: str, chunks: int = 1, *, at: float | None = None) -> list[str]:
         return self.handle(TokensProduced(request_id, chunks), at)
 
-    def end(self, request_id: str, *, at: float | None = None) -> list[str]:
-        return self.handle(Ended(request_id), at)
+    def end(self, request_id: str, *, at: float | None = None, served: bool | None = None) -> list[str]:
+        return self.handle(Ended(request_id, served=served), at)
 
     def not_started(self, request_id: str, back_off_seconds: float = 1.0, *, at: float | None = None) -> list[str]:
         return self.handle(NotStarted(request_id, back_off_seconds), at)

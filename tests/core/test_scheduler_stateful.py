@@ -24,6 +24,7 @@ from proxy.core.events import (
     NotStarted,
     TokensProduced,
 )
+from proxy.core.health import Condition
 from proxy.core.limits import EngineLimits
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
 from proxy.core.queue import flow_of
@@ -73,6 +74,8 @@ reports = st.none() | st.builds(
     waiting=st.sampled_from([0, 0, 2]),
     kv_usage=st.sampled_from([0.0, 0.2, 0.9, 1.0]),
     preemptions=st.integers(0, 5),
+    tokens=st.sampled_from([None, 0, 10, 20]),
+    started_at=st.sampled_from([None, 1.0, 1.0, 2.0]),
 )
 bursts: st.SearchStrategy[list[Newcomer]] = st.lists(newcomers, min_size=1, max_size=6)
 
@@ -219,10 +222,17 @@ class AnyEvents(RuleBasedStateMachine):
             self.end_request(streams[0].request.id)
 
     @precondition(lambda self: self.shell.live)
-    @rule(pick=picks, tokens=st.sampled_from([None, None, 0, 1, 50]))
-    def end(self, pick: int, tokens: int | None) -> None:
+    @rule(pick=picks, tokens=st.sampled_from([None, None, 0, 1, 50]), served=st.sampled_from([None, True, False]))
+    def end(self, pick: int, tokens: int | None, served: bool | None) -> None:
         """A request ends at whatever stage it is: waiting, in its prefill, within its stream."""
-        self.end_request(self.pick_live(pick).request.id, tokens)
+        self.end_request(self.pick_live(pick).request.id, tokens, served)
+
+    @precondition(lambda self: any(live.engine for live in self.shell.live.values()))
+    @rule(engine=st.sampled_from("xyz"))
+    def fail_all(self, engine: str) -> None:
+        """All that an engine has fails at once, as when its process dies."""
+        for live in [live for live in self.shell.live.values() if live.engine == engine]:
+            self.end_request(live.request.id, served=False)
 
     @precondition(lambda self: any(live.engine and not live.tokens for live in self.shell.live.values()))
     @rule(pick=picks, back_off=st.sampled_from([None, 0.0, 0.001, 0.3, 5.0]))
@@ -307,10 +317,10 @@ class AnyEvents(RuleBasedStateMachine):
             live.tokens += chunks
         self.feed(TokensProduced(live.request.id, chunks))
 
-    def end_request(self, request_id: str, tokens: int | None = None) -> None:
+    def end_request(self, request_id: str, tokens: int | None = None, served: bool | None = None) -> None:
         del self.shell.live[request_id]
         self.shell.over[request_id] = "ended"
-        self.feed(Ended(request_id, tokens))
+        self.feed(Ended(request_id, tokens, served=served))
 
     def feed(self, event: Event) -> None:
         self.perform(self.scheduler.handle(event, self.now), event)
@@ -367,6 +377,10 @@ class AnyEvents(RuleBasedStateMachine):
             assert engine.decodes == sum(one.engine == engine.id and one.tokens > 0 for one in live)
             assert engine.up == self.shell.up.get(engine.id, False)
             assert engine.leaving == (engine.id in self.shell.leaving)
+            health = engine.health
+            assert health.probe is None or self.shell.live[health.probe].engine == engine.id
+            assert (health.until is not None) == (health.condition is Condition.EJECTED)
+            assert health.condition is not Condition.STALLED or engine.outstanding, "what is stalled has work"
         at_work = {one.engine for one in live if one.engine is not None}
         assert {e.id for e in self.scheduler.engines} == self.shell.up.keys() | (self.shell.leaving.keys() & at_work)
 

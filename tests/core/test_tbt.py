@@ -34,6 +34,7 @@ def stage(*engines: str, gate: GateConfig = SPARING) -> Play:
     play.tokens("s", at=0.05)
     for engine_id in engines[1:]:
         play.up(engine_id, token_budget=4096)
+        play.engine(engine_id).health.join(0.05, gently=False)  # as if it had been there all the time
     for engine_id in engines:
         play.engine(engine_id).model = trained()
     return play

@@ -150,7 +150,7 @@ def check_engine(engine: EngineBelief) -> None:
 
 
 def is_open(engine: EngineBelief, now: float) -> bool:
-    return engine.up and (engine.closed_until is None or engine.closed_until <= now)
+    return engine.up and (engine.closed_until is None or engine.closed_until <= now) and engine.health.takes(now)
 
 
 def is_tick_owed(scheduler: Scheduler, now: float) -> bool:
