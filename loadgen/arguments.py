@@ -146,6 +146,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--wait", type=positive, default=10.0, metavar="S", help="wait S seconds for the servers (default: 10)"
     )
     how.add_argument(
+        "--processes",
+        type=count,
+        default=1,
+        metavar="N",
+        help="send from N processes (default: 1); slai-loadgen selftest tells what one can do on this machine",
+    )
+    how.add_argument(
         "--time-scale",
         type=positive,
         default=1.0,

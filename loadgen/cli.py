@@ -11,17 +11,20 @@ import signal
 import sys
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from loadgen import eventloop
 from loadgen.arguments import parse_arguments
 from loadgen.demo import DemoPlan, run_demo
 from loadgen.demo_text import show_introduction, show_outcome
 from loadgen.inspect_command import run_inspect
 from loadgen.load_arguments import plan_load
 from loadgen.planning import PlanError
+from loadgen.processes import ProcessError, run_in_processes
 from loadgen.progress import open_display
 from loadgen.report import (
     SCHEMA_VERSION,
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from loadgen.results import Result
     from loadgen.schedule import Schedule
     from loadgen.traces import RowTrace
 
@@ -68,11 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run_inspect(args)
         if args.command == "plan":
             return _write_plan(args)
-        return asyncio.run(run_command(args))
+        return eventloop.run(run_command(args))
     except (UsageError, PlanError, TraceError) as error:
         print(f"slai-loadgen: {error}", file=sys.stderr)
         return _USAGE
-    except NotReadyError as error:
+    except (NotReadyError, ProcessError) as error:
         print(f"slai-loadgen: {error}", file=sys.stderr)
         return _FAILED
     except KeyboardInterrupt:
@@ -100,7 +104,10 @@ async def run_command(args: argparse.Namespace) -> int:
     loop.add_signal_handler(signal.SIGINT, stop.set)
     try:
         with open_display(notes) as display:
-            records = await run_workload(
+            send: Any = run_workload
+            if args.processes > 1:
+                send = partial(run_in_processes, processes=args.processes)
+            records: list[Result] = await send(
                 workload,
                 args.url,
                 model=model,
@@ -167,6 +174,7 @@ def _config(
         "time_scale": args.time_scale,
         "timeout_s": args.timeout,
         "prompt_nonce": nonce,
+        "processes": args.processes,
     }
 
 

@@ -27,10 +27,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import msgspec
-import numpy as np
 
+from loadgen.content import as_json, prompt_ids
+from proxy.upstream.client import EngineError
+from proxy.wire.errors import UpstreamFailure
 from proxy.wire.openai import read_chunk
 from proxy.wire.sse import EventSplitter
 from proxy.wire.tenants import TENANT_HEADER
@@ -39,15 +40,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from loadgen.results import Result
-    from proxy.core.request import RequestClass
     from proxy.sim.workload import ScheduledRequest
-
-# Plain words in any vocabulary: beyond the special tokens that come first, and small enough for test models.
-_FIRST_ID, _LAST_ID = 10, 3999
+    from proxy.upstream.client import EngineAnswer, EngineClient
 
 # Chat takes text, not token ids. Common English words are one token each for nearly every tokenizer, so n words
 # are about n tokens; the server's chat template adds a few.
 _WORDS = ("about", "book", "city", "day", "each", "find", "good", "home", "last", "make", "new", "over", "play", "red")
+
+
+_LONGEST_REFUSAL_BYTES = 1 << 16
+
+_ERRORS = {UpstreamFailure.CONNECT_FAILED: "connect", UpstreamFailure.TIMED_OUT: "timeout"}
+
+
+class _ErrorEvent(Exception):  # noqa: N818 - what it stands for
+    """The server reported an error inside the stream."""
+
+
+async def _never_full() -> None:
+    """Wait for room, of which there always is enough."""
 
 
 class Api(StrEnum):
@@ -72,7 +83,7 @@ class Client:
     server's prefix cache is no help, neither within a run nor in the next one with the same seed.
     """
 
-    session: aiohttp.ClientSession
+    servers: EngineClient
     clock: Callable[[], float]
     model: str
     nonce: int
@@ -81,6 +92,10 @@ class Client:
     timeout_seconds: float = 600.0
     send_class: bool = False
     """Whether the class's name is sent beside its deadlines; a proxy that does not know it refuses the request."""
+    headers: tuple[tuple[str, str], ...] = (
+        ("Content-Type", "application/json"),
+        ("Accept-Encoding", "identity"),  # A compressed stream comes in blocks, not in tokens.
+    )
 
     def prepare(self, scheduled: ScheduledRequest) -> bytes:
         """Build the body of a request: some 0.1 ms for a long prompt, so do it before the time to send."""
@@ -93,57 +108,69 @@ class Client:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        random = np.random.default_rng([self.nonce, scheduled.content_seed])
+        ids = prompt_ids(scheduled, self.nonce)
         if self.api is Api.CHAT:
-            words = " ".join(_WORDS[i] for i in random.integers(len(_WORDS), size=scheduled.prompt_tokens))
-            body["messages"] = [{"role": "user", "content": words}]
-        else:
-            body["prompt"] = random.integers(_FIRST_ID, _LAST_ID + 1, size=scheduled.prompt_tokens).tolist()
-        return msgspec.json.encode(body)
+            body["messages"] = [{"role": "user", "content": " ".join(_WORDS[i] for i in (ids % len(_WORDS)).tolist())}]
+            return msgspec.json.encode(body)
+        # The ids of a long prompt are nearly all of the body, and come as JSON already.
+        return msgspec.json.encode(body)[:-1] + b',"prompt":' + as_json(ids) + b"}"
 
     async def send(self, base_url: str, record: Result, body: bytes) -> None:
         """Send one prepared request and note on ``record`` what comes back; failures are noted, not raised."""
-        headers = {"Content-Type": "application/json", **self._class_headers(record.request.request_class)}
-        if record.request.tenant:
-            headers[TENANT_HEADER] = record.request.tenant
         error: str | None
         try:
             async with asyncio.timeout(self.timeout_seconds / self.time_scale):
                 record.url, record.sent_at = base_url, self.clock()
-                async with self.session.post(base_url + self.api.path, data=body, headers=headers) as response:
-                    error = await self._follow(response, record)
+                headers = self._headers(record.request)
+                async with self.servers.send(base_url, "POST", self.api.path, headers, body) as answer:
+                    error = await self._follow(answer, record)
         except TimeoutError:
             error = "timeout"
-        except aiohttp.ClientConnectorError:
-            error = "connect"
-        except (aiohttp.ClientError, OSError):
-            error = "cut"
+        except EngineError as failed:
+            error = _ERRORS.get(failed.failure, "cut")
         except asyncio.CancelledError:
             self._end(record, self.clock(), "unfinished")
             raise
         self._end(record, self.clock(), error)
 
-    def _class_headers(self, kind: RequestClass) -> dict[str, str]:
-        deadlines = {"x-slo-ttft-ms": kind.ttft_seconds, "x-slo-tbt-ms": kind.tbt_seconds}
-        headers = {name: f"{1000 * s / self.time_scale:g}" for name, s in deadlines.items() if s is not None}
-        return headers | {"x-slo-class": kind.name} if self.send_class else headers
+    def _headers(self, request: ScheduledRequest) -> list[tuple[str, str]]:
+        kind, headers = request.request_class, list(self.headers)
+        for name, seconds in (("x-slo-ttft-ms", kind.ttft_seconds), ("x-slo-tbt-ms", kind.tbt_seconds)):
+            if seconds is not None:
+                headers.append((name, f"{1000 * seconds / self.time_scale:g}"))
+        if self.send_class:
+            headers.append(("x-slo-class", kind.name))
+        if request.tenant:
+            headers.append((TENANT_HEADER, request.tenant))
+        return headers
 
-    async def _follow(self, response: aiohttp.ClientResponse, record: Result) -> str | None:
-        record.status = response.status
-        if response.status != 200:
-            return f"http {response.status}"
-        if response.content_type != "text/event-stream":
+    @staticmethod
+    async def _read_refusal(answer: EngineAnswer) -> None:
+        """Read it to its end, after which its connection can be used again; one that does not end is left."""
+        size = 0
+        async for data in answer.chunks():
+            size += len(data)
+            if size > _LONGEST_REFUSAL_BYTES:
+                break
+
+    async def _follow(self, answer: EngineAnswer, record: Result) -> str | None:
+        record.status = answer.status
+        if answer.status != 200:
+            await self._read_refusal(answer)
+            return f"http {answer.status}"
+        if answer.content_type != "text/event-stream":
             return "not a stream"
-        splitter = EventSplitter()
-        # Reads on after [DONE] to the end of the body: only then can the connection serve another request.
-        async for data in response.content.iter_any():
-            now = self.clock()
+        splitter, clock = EventSplitter(), self.clock
+
+        def take(data: bytes) -> bool:
+            # In the callback that reads the socket: what it costs is what limits the tokens that a client can take.
+            now = clock()
             if record.first_byte_at is None:
                 record.first_byte_at = now
             for payload in splitter.feed(data):
                 chunk = read_chunk(payload)
                 if chunk.error:
-                    return "error event"
+                    raise _ErrorEvent
                 # A token of which nothing shows counts too: prompts of random tokens make models answer with half
                 # characters and, as they may not end, with end marks, and what is measured is the engine's pace.
                 if chunk.tokens or chunk.held_back:
@@ -155,6 +182,13 @@ class Client:
                     if record.completion_tokens is not None:
                         record.tokens = record.completion_tokens
                     self._end(record, now, None if record.tokens else "no token")
+            return True
+
+        try:
+            # Reads on after [DONE] to the end of the body: only then can the connection serve another request.
+            await answer.pump(take, _never_full)
+        except _ErrorEvent:
+            return "error event"
         return "cut"
 
     @staticmethod

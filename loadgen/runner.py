@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import secrets
 import time
 from array import array
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,17 +16,12 @@ import aiohttp
 
 from loadgen.client import Api, Client
 from loadgen.results import Result
+from proxy.upstream.client import EngineClient, Timeouts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from proxy.sim.workload import ScheduledRequest
-
-# A line of a stream is small, yet aiohttp's default of 64 KiB makes many long streams pause and resume all the time.
-_READ_BUFFER_BYTES = 1 << 20
-
-# uvicorn, and with it vLLM, closes a connection that was idle for 5 s; a request sent at that moment would be lost.
-_KEEP_ALIVE_SECONDS = 3.0
 
 # Of requests that are due (or late already) so many leave before the streams have their turn again.
 _MOST_AT_ONCE = 16
@@ -80,6 +76,7 @@ async def run_workload(
     nonce: int | None = None,
     progress: Display | None = None,
     stop: asyncio.Event | None = None,
+    start_at: float | None = None,
 ) -> list[Result]:
     """Send ``workload`` to the base ``urls`` in turn and return a record of each request that was sent.
 
@@ -88,24 +85,20 @@ async def run_workload(
 
     ``time_scale`` is for a simulated engine that runs that many times faster than a real one: requests leave that
     much closer together, and every time on the records is multiplied back. Setting ``stop`` ends the run at once;
-    what had not finished is marked so.
+    what had not finished is marked so. ``start_at`` is the run's time zero on the monotonic clock, by default now.
     """
-    run = _Run(Counts(len(workload)), stop or asyncio.Event(), time_scale, time.monotonic())
+    # What is there now stays: the garbage collector need not look at it again and again, each time a pause.
+    gc.collect()
+    gc.freeze()
+    run = _Run(
+        Counts(len(workload)), stop or asyncio.Event(), time_scale, time.monotonic() if start_at is None else start_at
+    )
     for scheduled in workload:
         if scheduled.after is not None:
             run.followers[scheduled.after].append(scheduled)
     nonce = secrets.randbits(53) if nonce is None else nonce
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS)
-    async with (
-        aiohttp.ClientSession(
-            connector=connector,
-            headers={"Accept-Encoding": "identity"},  # A compressed stream comes in blocks, not in tokens.
-            timeout=aiohttp.ClientTimeout(total=None),
-            read_bufsize=_READ_BUFFER_BYTES,
-        ) as session,
-        asyncio.TaskGroup() as group,
-    ):
-        client = Client(session, run.now, model, nonce, api, time_scale, timeout_seconds, send_class)
+    async with _connections(timeout_seconds / time_scale) as servers, asyncio.TaskGroup() as group:
+        client = Client(servers, run.now, model, nonce, api, time_scale, timeout_seconds, send_class)
         helpers = [group.create_task(run.cancel_on_stop(), name="cancel on stop")]
         if progress is not None:
             helpers.append(group.create_task(run.keep_showing(progress), name="progress"))
@@ -147,6 +140,16 @@ async def run_workload(
         run.counts.seconds = run.now()
         progress.show(run.counts)
     return run.records
+
+
+@asynccontextmanager
+async def _connections(limit_seconds: float) -> AsyncIterator[EngineClient]:
+    # The limit on a whole request is the client's own, and a server may be silent for all of it.
+    servers = EngineClient(Timeouts(connect=limit_seconds, idle=2 * limit_seconds))
+    try:
+        yield servers
+    finally:
+        await servers.close()
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import aiohttp
 import pytest
 import pytest_asyncio
 from aiohttp import web
@@ -14,14 +13,16 @@ from scripted_upstream import DONE, Clock, Upstream, event, request_at, start_st
 from loadgen.client import Api, Client
 from loadgen.results import Result
 from proxy.core.request import RequestClass
+from proxy.upstream.client import EngineClient, Timeouts
 
 pytest_plugins = ("loadgen_fixtures",)
 
 
 @pytest_asyncio.fixture
 async def client(clock: Clock) -> AsyncIterator[Client]:
-    async with aiohttp.ClientSession() as session:
-        yield Client(session, clock, "tiny", nonce=1)
+    servers = EngineClient(Timeouts(connect=10.0, idle=60.0))
+    yield Client(servers, clock, "tiny", nonce=1)
+    await servers.close()
 
 
 async def ask(client: Client, url: str, *, output: int = 2) -> Result:
@@ -32,7 +33,7 @@ async def ask(client: Client, url: str, *, output: int = 2) -> Result:
 
 
 def with_api(client: Client, api: Api) -> Client:
-    return Client(client.session, client.clock, client.model, client.nonce, api)
+    return Client(client.servers, client.clock, client.model, client.nonce, api)
 
 
 async def test_each_token_is_noted_when_it_arrives(client: Client, clock: Clock, upstream: Upstream) -> None:
@@ -187,7 +188,7 @@ async def test_a_request_without_an_end_times_out(client: Client, clock: Clock, 
 
     upstream.script = script
     # 100 s in the run's time are 0.1 s here.
-    hasty = Client(client.session, clock, "tiny", nonce=1, time_scale=1000.0, timeout_seconds=100.0)
+    hasty = Client(client.servers, clock, "tiny", nonce=1, time_scale=1000.0, timeout_seconds=100.0)
     record = await ask(hasty, upstream.url)
     release.set()
     assert (record.error, record.tokens) == ("timeout", 1)
@@ -257,7 +258,7 @@ async def test_chat_sends_about_as_many_words(client: Client) -> None:
 
 async def test_no_two_prompts_share_a_beginning(client: Client) -> None:
     def prompt(index: int, nonce: int) -> list[int]:
-        other = Client(client.session, client.clock, "tiny", nonce)
+        other = Client(client.servers, client.clock, "tiny", nonce)
         return list(json.loads(other.prepare(request_at(0.0, index=index, prompt=64)))["prompt"][:16])
 
     assert prompt(0, 1) == prompt(0, 1)
@@ -277,7 +278,7 @@ async def test_deadlines_go_along_in_the_servers_time(
     client: Client, upstream: Upstream, kind: RequestClass, scale: float, expected: tuple[str | None, str | None]
 ) -> None:
     scheduled = request_at(0.0, kind=kind)
-    scaled = Client(client.session, client.clock, "tiny", nonce=1, time_scale=scale)
+    scaled = Client(client.servers, client.clock, "tiny", nonce=1, time_scale=scale)
     await scaled.send(upstream.url, Result(scheduled), scaled.prepare(scheduled))
     headers = upstream.requests[0].headers
     assert (headers.get("x-slo-ttft-ms"), headers.get("x-slo-tbt-ms")) == expected
@@ -286,7 +287,7 @@ async def test_deadlines_go_along_in_the_servers_time(
 
 async def test_the_class_is_named_on_demand_only(client: Client, upstream: Upstream) -> None:
     scheduled = request_at(0.0, kind=RequestClass("gold", tbt_seconds=0.1))
-    naming = Client(client.session, client.clock, "tiny", nonce=1, send_class=True)
+    naming = Client(client.servers, client.clock, "tiny", nonce=1, send_class=True)
     await naming.send(upstream.url, Result(scheduled), naming.prepare(scheduled))
     headers = upstream.requests[0].headers
     assert (headers["x-slo-class"], headers["x-slo-tbt-ms"]) == ("gold", "100")
