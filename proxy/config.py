@@ -149,6 +149,9 @@ class Settings(BaseSettings):
     kv_watermark: Annotated[float, Field(ge=0, lt=1)] = 0.03
     """Share of the KV cache kept free against preemptions, until the lengths of outputs and the engine's own /metrics
     tell how much it takes."""
+    tenant_headroom: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    """Share of every engine (KV cache and slots) that a tenant with a queue leaves free while another, active in the
+    last minute or two, has none: a fuller engine has longer steps, for everybody. 0 is all throughput."""
 
     tiles: bool = False
     """Cut long prompts into tiles, one per engine step (needs engines with prefix caching and a token budget of 2048
@@ -338,7 +341,11 @@ class Settings(BaseSettings):
 
     def scheduler_config(self) -> SchedulerConfig:
         base = SchedulerConfig(
-            gate=GateConfig(backlog_factor=self.backlog_factor, kv_watermark=self.kv_watermark),
+            gate=GateConfig(
+                backlog_factor=self.backlog_factor,
+                kv_watermark=self.kv_watermark,
+                tenant_headroom=self.tenant_headroom,
+            ),
             tiles=TileConfig() if self.tiles else None,
             max_wait_seconds=self.max_wait_seconds,
             queue_timeout_seconds=self.queue_timeout_seconds,

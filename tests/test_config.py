@@ -163,9 +163,10 @@ class TestValues:
     def test_the_rules_of_the_scheduler(self) -> None:
         found = settings(
             *("--backlog-factor", "2.5", "--kv-watermark", "0.1", "--max-wait-seconds", "7"),
+            *("--tenant-headroom", "0.2"),
             *("--queue-timeout-seconds", "8", "--max-queue-requests", "9", "--max-queue-bytes", "10"),
         ).scheduler_config()
-        assert (found.gate.backlog_factor, found.gate.kv_watermark) == (2.5, 0.1)
+        assert (found.gate.backlog_factor, found.gate.kv_watermark, found.gate.tenant_headroom) == (2.5, 0.1, 0.2)
         assert (found.max_wait_seconds, found.queue_timeout_seconds) == (7, 8)
         assert (found.max_queue_requests, found.max_queue_bytes) == (9, 10)
 

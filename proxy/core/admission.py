@@ -32,12 +32,14 @@ class GateConfig:
     """Share of the KV cache that stays free, as long as output lengths are unknown or the engine tells nothing."""
     kv_growth_tokens: int = 64
     """Further tokens of KV cache kept for each sequence, until enough outputs have ended to forecast their growth."""
+    tenant_headroom: float = 0.3
+    """Share of an engine's KV cache and of its slots that a tenant with a queue leaves free while others have none."""
 
     def __post_init__(self) -> None:
         if not self.backlog_factor > 0 or not 0 <= self.feedback_seconds < inf or self.kv_growth_tokens < 0:
             raise ValueError("backlog_factor must be positive, feedback_seconds and kv_growth_tokens not negative")
-        if not 0 <= self.kv_watermark < 1:
-            raise ValueError("kv_watermark lies in [0, 1)")
+        if not 0 <= self.kv_watermark < 1 or not 0 <= self.tenant_headroom < 1:
+            raise ValueError("kv_watermark and tenant_headroom lie in [0, 1)")
 
 
 def admits(engine: EngineBelief, prompt_tokens: int, gate: GateConfig, now: float) -> bool:
@@ -57,12 +59,20 @@ def admits(engine: EngineBelief, prompt_tokens: int, gate: GateConfig, now: floa
 
 
 def leaves_free(engine: EngineBelief, prompt_tokens: int, kept_tokens: float, gate: GateConfig) -> bool:
-    """Whether ``kept_tokens`` of KV cache, but never more than half of it, stay free for others after this prompt."""
-    capacity = engine.limits.kv_tokens
-    if capacity is None or not kept_tokens or not engine.outstanding:
+    """Whether ``kept_tokens`` of KV cache, but never more than half of it, stay free for others after this prompt.
+
+    If anything is kept, the head-room stays free too. It is not for what others hold: the fuller an engine is, the
+    longer are its steps, and the fewer tokens of a newcomer's prompt does each work on.
+    """
+    if not kept_tokens or not engine.outstanding:
         return True
-    free = (1 - gate.kv_watermark) * capacity - gate.kv_growth_tokens * (1 + engine.outstanding) - engine.kv_tokens
-    return prompt_tokens + min(kept_tokens, capacity / 2) <= free
+    limits, growth = engine.limits, gate.kv_growth_tokens * (1 + engine.outstanding)
+    if engine.outstanding >= (1 - gate.tenant_headroom) * limits.max_num_seqs:
+        return False
+    if limits.kv_tokens is None:
+        return True
+    kept = max(min(kept_tokens, limits.kv_tokens / 2), gate.tenant_headroom * limits.kv_tokens)
+    return prompt_tokens + kept <= (1 - gate.kv_watermark) * limits.kv_tokens - growth - engine.kv_tokens
 
 
 def fits_kv(engine: EngineBelief, prompt_tokens: int, gate: GateConfig) -> bool:

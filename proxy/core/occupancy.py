@@ -40,6 +40,7 @@ class Occupancy:
         self._span_seconds = span_seconds
         self._holdings: dict[Flow, _Holding] = {}  # in the order of the last time that they took something
         self._kept = 0.0
+        self._keepers = 0  # flows for which anything is kept: sums of their tokens may not come back to nothing
 
     def __len__(self) -> int:
         return len(self._holdings)
@@ -47,7 +48,8 @@ class Occupancy:
     def kept_for_others(self, flow: Flow) -> float:
         """Tokens of KV cache that this flow has to leave free."""
         own = self._holdings.get(flow)
-        return max(0.0, self._kept - (own.kept if own is not None else 0.0))
+        own_kept = own.kept if own is not None else 0.0
+        return max(0.0, self._kept - own_kept) if self._keepers > (own_kept > 0) else 0.0
 
     def held(self, flow: Flow) -> float:
         """Tokens that the flow's requests are said to hold."""
@@ -84,8 +86,12 @@ class Occupancy:
     def _recount(self, holding: _Holding) -> None:
         peak = max(holding.peak, holding.earlier_peak)
         kept = 0.0 if holding.waiting else max(peak - holding.tokens, holding.longest, holding.earlier_longest)
-        self._kept += kept - holding.kept
-        holding.kept = kept
+        self._keep(holding, max(kept, 0.0))
+
+    def _keep(self, holding: _Holding, tokens: float) -> None:
+        self._kept += tokens - holding.kept
+        self._keepers += (tokens > 0) - (holding.kept > 0)
+        holding.kept = tokens
 
     def _forget_before(self, time: float) -> None:
         while True:
@@ -100,5 +106,5 @@ class Occupancy:
                 self._holdings[flow] = holding
                 self._recount(holding)
             else:
-                self._kept -= holding.kept
+                self._keep(holding, 0.0)
                 del self._holdings[flow]

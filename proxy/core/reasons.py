@@ -119,8 +119,9 @@ class Reasons:
         servers = backlog.servers_of(waiting)
         if engine.id not in self._ledger.kept_from(request, servers, self._config.gate):
             return []
-        each = backlog.kept_from(request, servers) / len(servers)
-        return [f"KV cache kept: about {each:.0f} tokens of it have to stay free for other tenants"]
+        each, headroom = backlog.kept_from(request, servers) / len(servers), self._config.gate.tenant_headroom
+        room = f"{each:.0f} tokens of the KV cache, and {headroom:.0%} of it and of the slots at least"
+        return [f"kept: about {room}, have to stay free for other tenants"]
 
     def _full(self, waiting: Waiting, engine: EngineBelief) -> list[str]:
         modes = self._ledger.modes

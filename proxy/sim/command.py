@@ -143,6 +143,7 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
         args.backlog_factor,
         args.aging_seconds,
         max(PolicyOptions().feedback_seconds, 2 * simulation.network_seconds),
+        args.tenant_headroom,
     )
     trace = load_trace(args.trace)
     if trace.dropped:
@@ -240,6 +241,7 @@ def _config(args: argparse.Namespace, study: Study) -> dict[str, Any]:
         "network_s": study.simulation.network_seconds,
         "backlog_factor": study.options.backlog_factor,
         "aging_s": study.options.aging_seconds,
+        "tenant_headroom": study.options.tenant_headroom,
     }
 
 

@@ -214,6 +214,14 @@ def _add_proxy(group: argparse._ArgumentGroup) -> None:
         help="a waiting prompt counts half as long with every S seconds: less is fairer to long prompts "
         f"(default: {standard.aging_seconds:g})",
     )
+    group.add_argument(
+        "--tenant-headroom",
+        type=_share,
+        default=standard.tenant_headroom,
+        metavar="H",
+        help="share of an engine that a tenant with a queue leaves free while others have none: more is a shorter TTFT "
+        f"for those and less throughput (with --tenants; default: {standard.tenant_headroom:g})",
+    )
 
 
 _Value = TypeVar("_Value")

@@ -29,9 +29,14 @@ class PolicyOptions:
     aging_seconds: float = 10.0
     """A waiting prompt counts half as long with every such time."""
     feedback_seconds: float = _GATE.feedback_seconds
+    tenant_headroom: float = _GATE.tenant_headroom
 
     def gate(self) -> GateConfig:
-        return GateConfig(backlog_factor=self.backlog_factor, feedback_seconds=self.feedback_seconds)
+        return GateConfig(
+            backlog_factor=self.backlog_factor,
+            feedback_seconds=self.feedback_seconds,
+            tenant_headroom=self.tenant_headroom,
+        )
 
 
 def _proxy(policy: PolicyName, options: PolicyOptions, tiles: TileConfig | None = None) -> SchedulerConfig:

@@ -2,7 +2,7 @@ import pytest
 from builders import ONE_STEP as GATE
 from builders import make_engine
 
-from proxy.core.admission import GateConfig, admits
+from proxy.core.admission import GateConfig, admits, leaves_free
 from proxy.core.engine import EngineBelief
 from proxy.core.feedback import FeedbackDelay
 
@@ -109,6 +109,8 @@ def test_a_prompt_larger_than_what_the_reserves_leave_waits_until_it_has_room_wi
     "fields",
     [
         {"backlog_factor": 0.0},
+        {"tenant_headroom": 1.0},
+        {"tenant_headroom": -0.1},
         {"backlog_factor": float("nan")},
         {"feedback_seconds": float("inf")},
         {"backlog_factor": -1.0},
@@ -121,3 +123,24 @@ def test_a_prompt_larger_than_what_the_reserves_leave_waits_until_it_has_room_wi
 def test_a_gate_that_makes_no_sense_is_refused(fields: dict[str, float]) -> None:
     with pytest.raises(ValueError):
         GateConfig(**fields)  # type: ignore[arg-type]
+
+
+def test_while_anything_is_kept_for_others_a_share_of_the_engine_stays_free() -> None:
+    gate = GateConfig(kv_watermark=0.0, kv_growth_tokens=0, tenant_headroom=0.3)
+    engine = busy_engine(max_num_seqs=10, kv_tokens=1000)
+    assert leaves_free(engine, 599, 1.0, gate), "101 + 599 of 1,000"
+    assert not leaves_free(engine, 600, 1.0, gate)
+    assert not leaves_free(engine, 500, 400.0, gate), "what is kept counts where it is more"
+    assert leaves_free(engine, 899, 0.0, gate), "nothing is kept: nobody else is there"
+    for n in range(6):
+        assert leaves_free(engine, 1, 1.0, gate)
+        engine.release(f"s{n}", 1, 0.04)
+    assert not leaves_free(engine, 1, 1.0, gate), "7 of 10 slots"
+    assert leaves_free(engine, 1, 0.0, gate)
+
+
+def test_slots_stay_free_also_where_the_size_of_the_cache_is_unknown_and_an_idle_engine_is_open_to_all() -> None:
+    gate = GateConfig(tenant_headroom=0.5)
+    assert not leaves_free(busy_engine(max_num_seqs=2), 1, 1.0, gate)
+    assert leaves_free(busy_engine(max_num_seqs=3), 1_000_000, 1.0, gate)
+    assert leaves_free(make_engine(max_num_seqs=1, kv_tokens=10), 1_000_000, 1e9, gate)

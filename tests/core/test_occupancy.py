@@ -51,3 +51,13 @@ def test_a_flow_that_only_goes_on_streaming_keeps_what_it_has_and_no_room_beside
     assert occupancy.kept_for_others(B) == 0
     occupancy.give(A, 1000)
     assert occupancy.kept_for_others(B) == 1000
+
+
+def test_sums_that_do_not_come_back_to_nothing_keep_nothing() -> None:
+    occupancy = Occupancy()
+    for flow, tokens in ((A, 0.1), (B, 0.2), (Flow(1.0, "c"), 0.3)):
+        occupancy.take(flow, tokens, 0.0)
+    for flow in (A, B, Flow(1.0, "c")):
+        occupancy.wait(flow, waiting=True)
+        assert occupancy.kept_for_others(flow) >= 0
+    assert occupancy.kept_for_others(A) == 0

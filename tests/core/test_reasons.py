@@ -159,8 +159,8 @@ class TestReasons:
         for number in range(4):
             play.arrive(f"a{number}", 900, tenant="busy")
             play.tokens(f"a{number}", at=play.now + 0.5)
-        assert reasons(play, "a2") == {"e0": ["KV cache kept"]}
-        assert reasons(play, "a3") == {"e0": ["KV cache kept", "order"]}
+        assert reasons(play, "a2") == {"e0": ["kept"]}
+        assert reasons(play, "a3") == {"e0": ["kept", "order"]}
 
     def test_ttft_deadlines(self) -> None:
         prompt = RequestClass("prompt", ttft_seconds=10.0)

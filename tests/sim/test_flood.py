@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from proxy.core.admission import GateConfig
 from proxy.core.config import SchedulerConfig
 from proxy.core.request import RequestClass
 from proxy.core.tiles import TileConfig
@@ -29,6 +30,23 @@ def test_a_tenant_within_its_share_hardly_waits_behind_a_flood(tiles: TileConfig
     """What is overdue of the flood does not go before others' new requests."""
     assert worst_ttft_of_the_calm(5.5, 400, tiles, told_apart=False) > 30
     assert worst_ttft_of_the_calm(5.5, 400, tiles, told_apart=True) < 6
+
+
+def test_a_flood_leaves_head_room_only_for_as_long_as_others_are_about() -> None:
+    """Shorter steps for who shares the engine with a flood; a tenant that is alone loses nothing by it."""
+    both = draw_workload(sharegpt_like(2000), rate=5.5, requests=700, seed=2, tenants={"calm": 1.0, "flood": 10.0})
+    alone = [r for r in both if r.tenant == "flood"][:200]
+    median_ttft: list[float] = []
+    decisions: list[list[str]] = []
+    for headroom in (0.0, 0.6):
+        config = SchedulerConfig(gate=GateConfig(tenant_headroom=headroom), queue_timeout_seconds=60.0)
+        result = simulate(both, SimulationConfig(), config)
+        of_calm = sorted(r.ttft_seconds or float("inf") for r in result.records if r.request.tenant == "calm")
+        median_ttft.append(of_calm[len(of_calm) // 2])
+        decisions.append([])
+        simulate(alone, SimulationConfig(), config, lambda action, now: decisions[-1].append(f"{action} {now}"))
+    assert median_ttft[1] < 0.8 * median_ttft[0]
+    assert decisions[0] == decisions[1]
 
 
 def test_the_flood_is_refused_and_not_the_calm() -> None:

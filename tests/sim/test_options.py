@@ -40,6 +40,7 @@ def test_defaults_are_the_papers_set_up(parse: Parse) -> None:
         "network_ms": 1.0,
         "backlog_factor": PolicyOptions().backlog_factor,
         "aging_seconds": 10.0,
+        "tenant_headroom": PolicyOptions().tenant_headroom,
         "jobs": usable_cores(),
         "capacity": None,
         "step_model": False,

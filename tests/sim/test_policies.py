@@ -12,10 +12,12 @@ def test_fcfs_does_without_a_proxy() -> None:
 
 
 def test_gate_takes_its_options_to_the_scheduler() -> None:
-    config = find_policy("gate").scheduler(PolicyOptions(backlog_factor=2.0, aging_seconds=1.0, feedback_seconds=0.03))
+    options = PolicyOptions(backlog_factor=2.0, aging_seconds=1.0, feedback_seconds=0.03, tenant_headroom=0.5)
+    config = find_policy("gate").scheduler(options)
     assert config is not None
     assert config.gate.backlog_factor == 2.0
     assert config.gate.feedback_seconds == 0.03
+    assert config.gate.tenant_headroom == 0.5
     # Ten seconds halve a prompt ten times: 1,000 tokens count for less than 2 that have just come.
     assert config.ordering(1000, 0.0) < config.ordering(2, 10.0)
 
