@@ -26,7 +26,7 @@ $(VENV)/.installed-check: $(VENV)/.installed-test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group check
 	@touch $@
 
-.PHONY: setup run demo test check fix clean
+.PHONY: setup run demo test conformance check fix clean
 setup: $(VENV)/.installed-check  ## Install the project and its development tools into .venv
 
 run: $(VENV)/.installed  ## Start the proxy on :8000 (ENGINES=http://host:port,... or simulated ones; ARGS='more flags')
@@ -37,6 +37,9 @@ demo: $(VENV)/.installed  ## Replay one workload straight at two simulated engin
 
 test: $(VENV)/.installed-test  ## Run the tests
 	@$(BIN)/python -m pytest $(ARGS)
+
+conformance: $(VENV)/.installed-test  ## Put a proxy (this one, or ARGS='--proxy NAME') through the cases of tests/conformance
+	@PYTHONPATH=tests:tests/support $(BIN)/python -m conformance $(ARGS)
 
 check: $(VENV)/.installed-check  ## Format, lint, types, import contracts, tests with coverage
 	$(BIN)/ruff format --check .

@@ -5,15 +5,39 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiohttp import web
+from multidict import CIMultiDict
 
 from proxy.wire.errors import ANTHROPIC_PATH
+from proxy.wire.headers import forward_response_headers
 
 if TYPE_CHECKING:
+    from proxy.upstream.client import EngineAnswer
     from proxy.wire.errors import ErrorAnswer
 
 
 STARTED = web.RequestKey("started", web.StreamResponse)
 """Where a request keeps its answer once the head of it is on its way."""
+
+
+UNTYPED = web.RequestKey("untyped", bool)
+"""There for a request whose engine has answered without a Content-Type."""
+
+
+def relayed(request: web.Request, upstream: EngineAnswer) -> web.StreamResponse:
+    """Make the client's answer of an engine's: its status and headers, with no type where the engine tells none."""
+    if "Content-Type" not in upstream.headers:
+        request[UNTYPED] = True
+    return web.StreamResponse(
+        status=upstream.status,
+        reason=upstream.reason,
+        headers=CIMultiDict(forward_response_headers(upstream.headers, keep_content_length=True)),
+    )
+
+
+async def leave_untyped(request: web.Request, response: web.StreamResponse) -> None:
+    """Take out the Content-Type that aiohttp has made up, just before a head is sent."""
+    if UNTYPED in request:
+        response.headers.popall("Content-Type", None)
 
 
 async def start(request: web.Request, response: web.StreamResponse) -> None:

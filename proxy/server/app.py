@@ -20,7 +20,7 @@ from proxy.core.recording import RecordedScheduler
 from proxy.core.request import RejectReason
 from proxy.core.scheduler import Scheduler
 from proxy.server.access import CALLER, Access, admit, guard
-from proxy.server.answers import STARTED, error_response
+from proxy.server.answers import STARTED, error_response, leave_untyped
 from proxy.server.bodies import BODY_SECONDS
 from proxy.server.connections import Connections, limit_connections, note_requests
 from proxy.server.driver import Driver
@@ -174,7 +174,7 @@ def create_app(
         await asyncio.to_thread(_close_telemetry, metrics, tracing)  # exporters flush, and wait for it
 
     app.cleanup_ctx.append(life)
-    app.on_response_prepare.append(_close_when_draining)
+    app.on_response_prepare.extend((_close_when_draining, leave_untyped))
     _route(app)
     return app
 

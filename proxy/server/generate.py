@@ -21,14 +21,15 @@ from proxy.core.actions import Dispatch, Reject
 from proxy.core.prefix import NO_BLOCKS
 from proxy.core.request import Outcome, Request, RequestClass
 from proxy.server.access import CALLER, AccessError
-from proxy.server.answers import STARTED, error_response
-from proxy.server.bodies import read_body
+from proxy.server.answers import STARTED, error_response, relayed
+from proxy.server.bodies import looked_into, read_body
 from proxy.server.downstream import Downstream
 from proxy.server.meter import StreamMeter
 from proxy.server.slices import Slicer, slice_headers
 from proxy.telemetry.report import RequestReport, TokenTimes
 from proxy.upstream.client import Cutter, EngineAnswer, EngineClient, EngineError
 from proxy.wire import headers as wire_headers
+from proxy.wire.coding import UnknownCodingError
 from proxy.wire.errors import ErrorAnswer, LocalFailure, UpstreamFailure, answer, bad_request, model_not_found
 from proxy.wire.openai import BadRequest, peek, read_usage
 from proxy.wire.prompt import plan_slices
@@ -54,6 +55,7 @@ CHAT_PATH = "/v1/chat/completions"
 _ERROR = 400
 _BUSY = (429, 503)
 """Statuses by which an engine says that its own queue is full: it has not started the request."""
+_NOT_DECODED = answer(LocalFailure.BAD_REQUEST, message="the request body cannot be decoded")
 _MAX_USAGE_BODY_BYTES = 1 << 20
 """A longer answer that is not streamed passes without a look at its usage."""
 
@@ -92,7 +94,8 @@ class Generator:
         span = self.tracing.begin(request.headers, request.path, time.time_ns())
         try:
             body = await read_body(request)
-            view = peek(body, chat=chat)
+            plain = await looked_into(request.headers, body, request.client_max_size)
+            view = peek(plain, chat=chat)
             caller = request.get(CALLER)
             default = self.default_class if caller is None else self._class_of(caller, request, view.model)
             report.request_class = wire_headers.request_class(request.headers, self.classes, default)
@@ -109,7 +112,7 @@ class Generator:
             # A compressed stream could be relayed, but not measured.
             forwarded["Accept-Encoding"] = "identity"
             self.tracing.inject(span, forwarded)
-            return await self._schedule(request, report, view.prompt, forwarded, body)
+            return await self._schedule(request, report, view.prompt, forwarded, body, plain=plain)
         except BadRequest as error:
             return self._refuse(report, LocalFailure.BAD_REQUEST, bad_request(error))
         except AccessError as refusal:
@@ -119,8 +122,9 @@ class Generator:
         except web.HTTPRequestTimeout:
             return self._refuse(report, LocalFailure.BODY_TOO_SLOW, answer(LocalFailure.BODY_TOO_SLOW))
         except web.RequestPayloadError:
-            told = answer(LocalFailure.BAD_REQUEST, message="the request body cannot be decoded")
-            return self._refuse(report, LocalFailure.BAD_REQUEST, told)
+            return self._refuse(report, LocalFailure.BAD_REQUEST, _NOT_DECODED)
+        except UnknownCodingError:
+            return self._refuse(report, LocalFailure.UNKNOWN_CODING, answer(LocalFailure.UNKNOWN_CODING))
         except (asyncio.CancelledError, ConnectionError):
             # The handler is cancelled, or a write fails, when the client leaves.
             report.outcome = report.outcome or Outcome.CLIENT_GONE
@@ -152,8 +156,10 @@ class Generator:
         prompt: PromptSize,
         forwarded: CIMultiDict[str],
         body: bytes,
+        *,
+        plain: bytes,
     ) -> web.StreamResponse:
-        slicer = self._slicer(report, forwarded, body)
+        slicer = self._slicer(report, forwarded, plain)
         core_request = Request(
             report.request_id,
             report.prompt_tokens,
@@ -165,7 +171,7 @@ class Generator:
             size_bytes=len(body),
             fingerprint=self.fingerprinter.whole(request.path, _credentials(request), body),
             may_wait=wire_headers.may_wait(request.headers),
-            blocks=self._blocks(report, body),
+            blocks=self._blocks(report, plain),
             tenant=report.tenant,
         )
         cutter = Cutter()
@@ -236,11 +242,7 @@ class Generator:
     async def _relay(self, request: web.Request, report: RequestReport, upstream: EngineAnswer) -> web.StreamResponse:
         report.status = upstream.status
         streamed = upstream.content_type == "text/event-stream"
-        response = web.StreamResponse(
-            status=upstream.status,
-            reason=upstream.reason,
-            headers=CIMultiDict(wire_headers.forward_response_headers(upstream.headers, keep_content_length=True)),
-        )
+        response = relayed(request, upstream)
         response.headers.setdefault("X-Request-Id", report.client_id)
         meter = StreamMeter(report, self.metrics.tbt(report.request_class.name), self.driver.on_tokens)
         kept: bytearray | None = bytearray()

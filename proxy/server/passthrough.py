@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiohttp import web
-from multidict import CIMultiDict
 
 from proxy.core.request import RejectReason
 from proxy.server.access import CALLER
-from proxy.server.answers import error_response, start
-from proxy.server.bodies import read_body
+from proxy.server.answers import error_response, relayed, start
+from proxy.server.bodies import looked_into, read_body
 from proxy.upstream.client import EngineClient, EngineError
 from proxy.wire import headers as wire_headers
+from proxy.wire.coding import UnknownCodingError
 from proxy.wire.errors import LocalFailure, answer
 from proxy.wire.openai import BadRequest, peek
 
@@ -38,7 +38,7 @@ class PassThrough:
             return error_response(answer(LocalFailure.BODY_TOO_LARGE))
         except web.RequestPayloadError:
             return error_response(answer(LocalFailure.BAD_REQUEST, message="the request body cannot be decoded"))
-        model = _model(request, body)
+        model = await _model(request, body)
         caller = request.get(CALLER)
         if caller is not None:
             caller.use_model(model, request.method)
@@ -51,13 +51,7 @@ class PassThrough:
             async with self.client.send(
                 engine_id, request.method, request.rel_url.raw_path_qs, forwarded, body
             ) as upstream:
-                response = web.StreamResponse(
-                    status=upstream.status,
-                    reason=upstream.reason,
-                    headers=CIMultiDict(
-                        wire_headers.forward_response_headers(upstream.headers, keep_content_length=True)
-                    ),
-                )
+                response = relayed(request, upstream)
                 await start(request, response)
                 try:
                     async for data in upstream.chunks():
@@ -72,10 +66,10 @@ class PassThrough:
             return error_response(answer(error.failure))
 
 
-def _model(request: web.Request, body: bytes) -> str:
+async def _model(request: web.Request, body: bytes) -> str:
     if request.content_type != "application/json" or not body:
         return ""
     try:
-        return peek(body, chat=False).model
-    except BadRequest:
-        return ""
+        return peek(await looked_into(request.headers, body, request.client_max_size), chat=False).model
+    except (BadRequest, web.RequestPayloadError, web.HTTPRequestEntityTooLarge, UnknownCodingError):
+        return ""  # whatever is wrong with it, the engine will say

@@ -18,6 +18,7 @@ from proxy.server.connections import Site, raise_file_limit
 from proxy.server.drain import Signals, drain
 from proxy.server.files import read_files
 from proxy.server.notify import Notifier
+from proxy.server.runner import Runner
 from proxy.server.tasks import Tasks
 from proxy.sim.engine import EngineConfig
 from proxy.sim.http import start_engines, stop_engines
@@ -79,10 +80,8 @@ async def serve(settings: Settings) -> None:
             simulated = replace(limits_of(config), caches_prefixes=False)
         limits = settings.engine_limits(CacheConfig()) if simulated is None else simulated
         app = create_app(settings, limits=None if simulated is None else lambda _: simulated, files=files)
-        runner = web.AppRunner(
+        runner = Runner(
             app,
-            access_log=None,
-            handler_cancellation=True,
             shutdown_timeout=_SHUTDOWN_SECONDS,
             tcp_keepalive=True,
             max_line_size=_MAX_HEADER_BYTES,

@@ -97,5 +97,5 @@ class Slicer:
 
 def slice_headers(forwarded: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """The client's headers that a slice needs (credentials, routing to a data-parallel rank), without its identity."""
-    own = {"x-request-id", "traceparent", "tracestate", "content-type", "accept"}
+    own = {"x-request-id", "traceparent", "tracestate", "content-type", "content-encoding", "accept"}
     return [*((n, v) for n, v in forwarded if n.lower() not in own), ("Content-Type", "application/json")]

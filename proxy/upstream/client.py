@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Cutter", "EngineAnswer", "EngineClient", "EngineError", "Timeouts"]
 
-# vLLM closes idle connections after 5 s. A pooled connection must be given up before that: a request sent on one
-# that the engine is just closing fails, and nobody can tell whether it was read.
+# vLLM closes idle connections after 5 s. A pooled connection is given up before that: of a request sent on one that the
+# engine is just closing, it cannot always be told whether it was read.
 _KEEP_ALIVE_SECONDS = 4.0
 _SENDS_A_LENGTH = frozenset(("POST", "PUT", "PATCH"))
 
@@ -116,20 +116,16 @@ class EngineClient:
         """Send a request and give the answer once its head has come; leaving early aborts it at the engine.
 
         Raises:
-            EngineError: no answer came; ``CONNECT_FAILED`` is the only failure after which nothing was sent.
+            EngineError: no answer came; ``CONNECT_FAILED`` is the only failure where it has provably not been read.
         """
         engine = self._engines.get(base_url) or self._add(base_url)
         self.busy += 1
         try:
-            connection = self._idle(engine) or await self._connect(engine)
             if (key := self._trust.keys.of(base_url)) is not None:
                 headers = _with_key(headers, key)
             request = _head(engine, method, path_and_query, headers, body)
-            answer = connection.ask(method, request, body, self._timeouts.idle)
-            if cutter is not None:
-                cutter.ends_with(answer.cut)
+            answer = await self._ask(engine, method, request, body, cutter)
             try:
-                await answer.head()
                 yield answer
             finally:
                 if (reusable := answer.close()) is not None:
@@ -139,6 +135,28 @@ class EngineClient:
                         reusable.abort()
         finally:
             self.busy -= 1
+
+    async def _ask(
+        self, engine: _Engine, method: str, request: bytes, body: bytes, cutter: Cutter | None
+    ) -> EngineAnswer:
+        """Send a request and wait for the head of its answer, on a new connection where an idle one has just ended."""
+        while True:
+            idle = self._idle(engine)
+            connection = idle or await self._connect(engine)
+            answer = connection.ask(method, request, body, self._timeouts.idle)
+            if cutter is not None:
+                cutter.ends_with(answer.cut)
+            try:
+                await answer.head()
+            except EngineError as error:
+                answer.close()
+                if idle is None or error.failure is not UpstreamFailure.CONNECT_FAILED:
+                    raise
+            except BaseException:
+                answer.close()  # which is what makes the engine abort it
+                raise
+            else:
+                return answer
 
     def _add(self, base_url: str) -> _Engine:
         url = URL(base_url)

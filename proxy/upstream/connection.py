@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 import httptools
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from proxy.upstream.received import nothing_received
 from proxy.wire.errors import UpstreamFailure
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class EngineError(Exception):
 class Connection(asyncio.Protocol):
     """A connection to an engine; it carries one exchange at a time and may be used again after a complete one."""
 
-    __slots__ = ("_answer", "_poll", "_transport", "closed", "idle_since")
+    __slots__ = ("_answer", "_poll", "_sent", "_sent_before", "_transport", "closed", "idle_since")
 
     def __init__(self) -> None:
         self.closed = False
@@ -44,10 +45,15 @@ class Connection(asyncio.Protocol):
         """When the last exchange was over, by the loop's clock."""
         self._answer: EngineAnswer | None = None
         self._poll: select.poll | None = None
+        self._sent = 0
+        self._sent_before = 0
+        """Bytes of requests before the one under way."""
 
     def ask(self, method: str, request: bytes, body: bytes, idle_seconds: float) -> EngineAnswer:
         """Send a request, whose ``method`` decides on how its answer ends, and return the answer that is to come."""
         answer = self._answer = EngineAnswer(self, method, idle_seconds)
+        self._sent_before = self._sent
+        self._sent += len(request) + len(body)
         if len(body) <= _MAX_UNREAD_BYTES:
             self._transport.write(request + body)
         else:
@@ -100,7 +106,15 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.closed = True
         if self._answer is not None:
-            self._answer.end(orderly=error is None)
+            # A broken pipe is a reset in reply to what came after the engine's own end of the connection.
+            closed_first = error is None or isinstance(error, BrokenPipeError)
+            unread = closed_first and not self._answer.status and self._nothing_received()
+            self._answer.end(orderly=error is None, unread=unread)
+
+    def _nothing_received(self) -> bool:
+        if self._sent_before == 0 or self._transport.get_extra_info("ssl_object") is not None:
+            return False  # other bytes were sent than were counted
+        return nothing_received(self._transport.get_extra_info("socket"), self._sent_before)
 
 
 class EngineAnswer:
@@ -289,8 +303,10 @@ class EngineAnswer:
                 self._cut()
         self._wake()
 
-    def end(self, *, orderly: bool) -> None:
-        """Note that the connection has ended."""
+    def end(self, *, orderly: bool, unread: bool = False) -> None:
+        """Note that the connection has ended; ``unread``: before the engine had got anything of the request."""
+        if unread:
+            self._fail(UpstreamFailure.CONNECT_FAILED)
         if orderly and self.status and self.ends_with_connection:
             self._complete = True
         self._cut()

@@ -48,6 +48,11 @@ class LocalFailure(StrEnum):
     BAD_REQUEST = "bad_request"
     BODY_TOO_LARGE = "body_too_large"
     BODY_TOO_SLOW = "body_too_slow"
+    MALFORMED = "malformed"
+    """What came is no HTTP."""
+    HEAD_TOO_LARGE = "head_too_large"
+    UNKNOWN_CODING = "unknown_coding"
+    """The body is compressed in a way that is not known here."""
     INTERNAL = "internal"
 
 
@@ -284,6 +289,16 @@ _TABLE: Mapping[Reason, ErrorAnswer] = MappingProxyType(
             "rate_limit_exceeded",
             "this API key has reached its limit of requests at once",
             should_retry=True,
+        ),
+        LocalFailure.MALFORMED: ErrorAnswer(400, "invalid_request_error", None, "the request is not valid HTTP/1.1"),
+        LocalFailure.HEAD_TOO_LARGE: ErrorAnswer(
+            431, "invalid_request_error", "head_too_large", "the request line or a header is too long"
+        ),
+        LocalFailure.UNKNOWN_CODING: ErrorAnswer(
+            415,
+            "invalid_request_error",
+            "unsupported_content_encoding",
+            "a compressed request has to be scheduled by its prompt: its Content-Encoding must be gzip or deflate",
         ),
         LocalFailure.INTERNAL: ErrorAnswer(
             500, "server_error", "internal_error", "the proxy failed; the request is not at fault", should_retry=False

@@ -43,9 +43,8 @@ HOP_BY_HOP = frozenset(
 )
 """Headers about one connection, in lower case; RFC 9110, section 7.6.1."""
 
-# The client side of the relay sets its own host and length, "Expect: 100-continue" has been answered, and the server
-# side has inflated a compressed body.
-_OURS_UPSTREAM = frozenset({"host", "content-length", "expect", "content-encoding"})
+# The client side of the relay sets its own host and length, and "Expect: 100-continue" has been answered.
+_OURS_UPSTREAM = frozenset({"host", "content-length", "expect"})
 
 # What clients tell the scheduler ends here: it is no business of the engine, nor may a client speak to the
 # engine in the scheduler's name ("x-slai-").
@@ -79,7 +78,11 @@ def forward_response_headers(headers: MultiMapping[str], *, keep_content_length:
     dropped = HOP_BY_HOP | _named_in_connection(headers)
     if not keep_content_length or "Transfer-Encoding" in headers:
         dropped |= {"content-length"}
-    return [(name, value) for name, value in headers.items() if name.lower() not in dropped]
+    return [
+        (name, value if value.isascii() else _in_utf8(value))
+        for name, value in headers.items()
+        if name.lower() not in dropped
+    ]
 
 
 def request_id(headers: MultiMapping[str]) -> str | None:
@@ -159,6 +162,15 @@ def _deadline_seconds(headers: MultiMapping[str], name: str) -> float | None:
     if not 0 < seconds <= _LONGEST_DEADLINE_SECONDS:  # false for nan, too
         raise BadRequest(f"{name} must be a number of milliseconds above 0 and at most 3600000", param=name)
     return seconds
+
+
+def _in_utf8(value: str) -> str:
+    """Return a value whose bytes are not UTF-8 as text, read as Latin-1: the server side would lose those bytes."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return value.encode("utf-8", "surrogateescape").decode("latin-1")
+    return value
 
 
 def _named_in_connection(headers: MultiMapping[str]) -> set[str]:

@@ -116,7 +116,7 @@ async def test_requests_that_two_servers_could_read_differently_are_refused() ->
 async def test_a_fault_of_the_proxy_is_told_logged_and_counted_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def fail(*_: object) -> None:
+    async def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("secret detail")
 
     monkeypatch.setattr(Generator, "_schedule", fail)

@@ -18,6 +18,7 @@ from proxy.server.access import Access
 from proxy.server.app import PROXY, LimitsOf, create_app
 from proxy.server.connections import CONNECTIONS, Connections, Site
 from proxy.server.driver import Driver
+from proxy.server.runner import Runner
 from proxy.telemetry.tracing import Tracing
 from proxy.upstream.probe import Prober
 
@@ -148,7 +149,7 @@ async def live_proxy(
 @asynccontextmanager
 async def serving(app: web.Application, tls: ssl.SSLContext | None = None) -> AsyncIterator[LiveProxy]:
     """Serve an application of ``create_app``, as ``live_proxy`` does."""
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    runner = Runner(app, shutdown_timeout=1.0)
     await runner.setup()
     try:
         await Site(runner, app[CONNECTIONS], "127.0.0.1", 0, tls=tls).start()

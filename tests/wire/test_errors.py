@@ -54,6 +54,9 @@ TABLE: dict[Reason, tuple[int, str, str | None, bool, bool | None]] = {
     UpstreamFailure.TIMED_OUT: (504, "timeout_error", "upstream_timeout", False, False),
     LocalFailure.BAD_REQUEST: (400, "invalid_request_error", None, False, None),
     LocalFailure.BODY_TOO_LARGE: (413, "invalid_request_error", "request_too_large", False, None),
+    LocalFailure.MALFORMED: (400, "invalid_request_error", None, False, None),
+    LocalFailure.HEAD_TOO_LARGE: (431, "invalid_request_error", "head_too_large", False, None),
+    LocalFailure.UNKNOWN_CODING: (415, "invalid_request_error", "unsupported_content_encoding", False, None),
     LocalFailure.INTERNAL: (500, "server_error", "internal_error", False, False),
 }
 

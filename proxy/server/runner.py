@@ -1,0 +1,68 @@
+"""How connections are served: aiohttp's way, but for what a client is told whose bytes are no HTTP."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
+from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_server import Server
+
+from proxy.server.answers import error_response
+from proxy.wire.errors import LocalFailure, answer
+
+_log = logging.getLogger(__name__)
+
+
+class _Connection(RequestHandler):
+    """One client's connection."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer what no handler has answered: bytes that are no HTTP, or a fault of the server.
+
+        aiohttp tells the client, in plain text, and the log what the bytes were; they may be a prompt or a key.
+        """
+        if status >= 500 or request.writer.output_size > 0:
+            return super().handle_error(request, status, exc, message)
+        _log.debug("%s sent what is no HTTP: %s", request.remote, type(exc).__name__)
+        reason = LocalFailure.HEAD_TOO_LARGE if isinstance(exc, LineTooLong) else LocalFailure.MALFORMED
+        response = error_response(answer(reason))
+        response.force_close()
+        return response
+
+
+class _Server(Server):
+    def __call__(self) -> RequestHandler:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class Runner(web.AppRunner):
+    """Serves an application; takes what ``web.AppRunner`` takes.
+
+    Bodies of requests are not inflated: they pass as they come.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, app: web.Application, **more: Any) -> None:
+        super().__init__(app, access_log=None, handler_cancellation=True, auto_decompress=False, **more)
+
+    async def _make_server(self) -> Server:
+        made = await super()._make_server()
+        return _Server(
+            made.request_handler,
+            request_factory=made.request_factory,
+            handler_cancellation=made.handler_cancellation,
+            loop=made._loop,  # noqa: SLF001 - aiohttp has no other place to say what a connection is
+            **made._kwargs,  # noqa: SLF001
+        )
