@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from proxy.core.actions import Slice
+    from proxy.core.config import SchedulerConfig
     from proxy.core.limits import EngineLimits
     from proxy.core.request import Request
     from proxy.core.selfreport import EngineReport
@@ -119,6 +120,13 @@ class DrainStarted:
     """The proxy is shutting down: whatever waits is refused, and so is whatever comes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reconfigured:
+    """Other rules hold from now on; the order, tiles and throughput mode stay what they are."""
+
+    config: SchedulerConfig
+
+
 Event = (
     Arrived
     | TokensProduced
@@ -131,4 +139,5 @@ Event = (
     | EngineRemoved
     | EngineReported
     | DrainStarted
+    | Reconfigured
 )

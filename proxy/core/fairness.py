@@ -20,7 +20,7 @@ from sortedcontainers import SortedKeyList
 from proxy.core.occupancy import Occupancy
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Mapping
 
 _Key = TypeVar("_Key", bound="Hashable")
 
@@ -91,6 +91,12 @@ class _Level(Generic[_Key]):
     def counters(self) -> Iterable[_Counter[_Key]]:
         """All that are remembered."""
         return self._counters.values()
+
+    def reweigh(self, weight_of: Callable[[_Key], float]) -> None:
+        """Give every flow another weight; nobody's counter changes by that."""
+        for counter in self._counters.values():
+            counter.weight = weight_of(counter.key)
+        self._waiting_weight = sum(counter.weight for counter in self._waiting)
 
     def enter(self, key: _Key, weight: float) -> None:
         """A flow begins to wait. What it left unused long ago is forgiven, and a new one begins where the others are.
@@ -180,6 +186,12 @@ class FairShares:
         self._classes: _Level[float] = _Level(*self._limits)
         self._occupancy = Occupancy()
         self._tenants: dict[float, _Level[str]] = {}  # by class weight, of which there are as many as are configured
+
+    def reweigh(self, tenant_weights: Mapping[str, float]) -> None:
+        """Share by other weights from now on; what was served by those before stays as it is."""
+        self._tenant_weights = tenant_weights
+        for level in self._tenants.values():
+            level.reweigh(lambda tenant: tenant_weights.get(tenant, 1.0))
 
     def enter(self, flow: Flow) -> None:
         """Note that the flow has a waiting request and had none before."""

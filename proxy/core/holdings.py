@@ -45,6 +45,13 @@ class Holdings:
         self._held: dict[str, _Held] = {}
         self._by_part: SortedKeyList[_Held] = SortedKeyList(key=lambda h: (self._part(h), h.tenant))
 
+    def rebound(self, max_requests: int, max_bytes: int, max_tokens: int | None) -> None:
+        """Measure by other bounds."""
+        held = list(self._by_part)
+        self._by_part.clear()
+        self._bounds = max_requests, max_bytes, inf if max_tokens is None else max_tokens
+        self._by_part.update(held)
+
     def __len__(self) -> int:
         """How many tenants have waiting requests."""
         return len(self._held)

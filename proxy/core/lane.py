@@ -100,7 +100,7 @@ class Lane:
     """
 
     def __init__(self, max_wait_seconds: float) -> None:
-        self._max_wait_seconds = max_wait_seconds
+        self.max_wait_seconds = max_wait_seconds
         self._by_age: SortedKeyList[Waiting] = SortedKeyList(key=lambda w: (w.arrived_at, w.number))
         self._by_key: SortedKeyList[Waiting] = SortedKeyList(key=lambda w: (w.key, w.number))
         self._urgent: SortedKeyList[Waiting] = SortedKeyList(key=lambda w: (w.ttft_deadline, w.number))
@@ -138,7 +138,7 @@ class Lane:
     def head(self, now: float, pace: Pace) -> Waiting:
         """The request to release next; the lane must not be empty."""
         oldest: Waiting = self._by_age[0]
-        if now - oldest.arrived_at >= self._max_wait_seconds:
+        if now - oldest.arrived_at >= self.max_wait_seconds:
             return oldest
         while self._checks and now >= self._checks[0].check_at:
             self._check(self._checks.pop(0), now, pace)

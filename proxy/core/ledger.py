@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from proxy.core.actions import Reject
     from proxy.core.admission import GateConfig
+    from proxy.core.config import SchedulerConfig
     from proxy.core.engine import EngineBelief
     from proxy.core.fairness import Bill
     from proxy.core.lane import Waiting
@@ -73,6 +74,11 @@ class Ledger:
         """Which engines are full, in throughput mode."""
         self.prefixes = Prefixes()
         self.growth = GrowthModel()
+
+    def reconfigure(self, config: SchedulerConfig) -> None:
+        """Work by other limits and weights; who waits keeps its place."""
+        self.backlog.reconfigure(config.max_wait_seconds, config.tenant_weights)
+        self.overload.reconfigure(config)
 
     def __repr__(self) -> str:
         return f"<Ledger {len(self.entries)} requests, {len(self.backlog)} waiting, {len(self.engines)} engines>"

@@ -51,6 +51,11 @@ class Overload:
         self._began_at = 0.0
         self._refused_at = -inf
 
+    def reconfigure(self, config: SchedulerConfig) -> None:
+        """Work by other limits; the order has to be the same."""
+        self._config = config
+        self._holdings.rebound(config.max_queue_requests, config.max_queue_bytes, config.max_queue_tokens)
+
     def __repr__(self) -> str:
         return f"<Overload {list(self._outflows.values())}>"
 

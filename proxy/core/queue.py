@@ -49,6 +49,12 @@ class WaitingQueue:
         """The lane in which a waiting request is. To look at."""
         return self._lanes[flow_of(request)]
 
+    def reconfigure(self, max_wait_seconds: float) -> None:
+        """Work by another longest wait."""
+        self._max_wait_seconds = max_wait_seconds
+        for lane in self._lanes.values():
+            lane.max_wait_seconds = max_wait_seconds
+
     def push(self, waiting: Waiting) -> None:
         flow = flow_of(waiting.request)
         lane = self._lanes.get(flow)
@@ -103,6 +109,14 @@ class Backlog:
         self.prompt_tokens = 0
         self.with_deadline = 0
         """Waiting requests to which a TTFT was promised."""
+
+    def reconfigure(self, max_wait_seconds: float, tenant_weights: Mapping[str, float]) -> None:
+        """Work by another longest wait and other weights."""
+        self._max_wait_seconds, self._tenant_weights = max_wait_seconds, tenant_weights
+        for queue in self._queues.values():
+            queue.reconfigure(max_wait_seconds)
+        for shares in self._shares.values():
+            shares.reweigh(tenant_weights)
 
     def __len__(self) -> int:
         return len(self._servers)

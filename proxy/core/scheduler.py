@@ -23,6 +23,7 @@ from proxy.core.events import (
     EngineUp,
     Event,
     NotStarted,
+    Reconfigured,
     SliceEnded,
     Tokenized,
     TokensProduced,
@@ -158,6 +159,10 @@ class Scheduler:
                     unslice(self._ledger, entry, now)
                 for _, queue in self._ledger.backlog.queues():
                     refused += reject_all(self._ledger, queue, RejectReason.DRAINING, now)
+            case Reconfigured(config):
+                before = self.config
+                self.config = replace(config, ordering=before.ordering, tiles=before.tiles, rad=before.rad)
+                self._ledger.reconfigure(self.config)
             case _:
                 assert_never(event)
         let_go(self._ledger)

@@ -24,6 +24,7 @@ from proxy.core.events import (
     EngineUp,
     Event,
     NotStarted,
+    Reconfigured,
     SliceEnded,
     Tokenized,
     TokensProduced,
@@ -264,6 +265,8 @@ class Chronicle:
                 return f"the figures of {engine_id} itself"
             case DrainStarted():
                 return "the drain of the proxy"
+            case Reconfigured():
+                return "other settings"
             case _:
                 return type(event).__name__
 
