@@ -79,7 +79,7 @@ def _serve(arguments: Sequence[str]) -> int:
         for line in advice(settings, sources):
             print(f"slai-proxy: {line}", file=sys.stderr)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(serve(settings))
+            runner.run(serve(settings, lambda: load_settings(arguments, "slai-proxy serve")[0]))
     except (ConfigError, DecisionLogError, StateDirError, TracingUnavailableError) as error:
         print(f"slai-proxy: {error}", file=sys.stderr)
         return 2

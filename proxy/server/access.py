@@ -21,6 +21,8 @@ from proxy.wire.ratelimit import rate_limit_headers
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+    from proxy.telemetry.metrics import Metrics
+
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
 
 _QUOTA_FAILURES = {
@@ -107,6 +109,10 @@ class Access:
     """Told of every refusal."""
     ring: KeyRing | None = None
     _quotas: dict[str, Quota] = field(default_factory=dict)
+
+    def tell(self, metrics: Metrics) -> None:
+        """Count every refusal there."""
+        self.refused = metrics.record_access_refusal
 
     def change(self, keys: Iterable[Key] | None) -> None:
         """Put keys in force, all others out of it; ``None``: everybody is let in. What was used counts on."""

@@ -24,7 +24,7 @@ from proxy.server.answers import STARTED, error_response, leave_untyped
 from proxy.server.bodies import BODY_SECONDS
 from proxy.server.connections import Connections, limit_connections, note_requests
 from proxy.server.driver import Driver
-from proxy.server.files import Files, read_files
+from proxy.server.files import DebugKey, Files, read_files
 from proxy.server.generate import CHAT_PATH, Generator
 from proxy.server.passthrough import PassThrough
 from proxy.telemetry.chronicle import Chronicle
@@ -60,6 +60,8 @@ class Proxy:
     access: Access
     connections: Connections
     trust: EngineTrust
+    debug_key: DebugKey | None
+    """What opens the debug port; ``None``: it is open."""
     chronicle: Chronicle | None = None
     """There where somebody may ask for it."""
     draining: bool = False
@@ -130,13 +132,23 @@ def create_app(
             trust=trust,
         )
         connections.tell(metrics)
-        access.refused = metrics.record_access_refusal
-        discovery = _discover(settings, prober, client)
-        metrics.watch_sources(discovery.sources)
+        access.tell(metrics)
+        discovery = _discover(app, prober, metrics)
         app[PROXY] = Proxy(
-            settings, driver, client, metrics, tracing, prober, discovery, access, connections, trust, chronicle
+            settings,
+            driver,
+            client,
+            metrics,
+            tracing,
+            prober,
+            discovery,
+            access,
+            connections,
+            trust,
+            files.debug_key,
+            chronicle,
         )
-        app[_GENERATOR] = Generator(
+        app[GENERATOR] = Generator(
             driver,
             client,
             metrics,
@@ -150,6 +162,7 @@ def create_app(
             chronicle,
         )
         app[_PASS_THROUGH] = PassThrough(scheduler, client)
+        discovery.configure(*split(settings.engines, settings.discovery_interval_seconds))
         # Before the first request: who is there? An engine that is down now costs no more than its refusal.
         await discovery.look_first()
         await prober.look_first()
@@ -179,7 +192,7 @@ def create_app(
     return app
 
 
-_GENERATOR = web.AppKey("generator", Generator)
+GENERATOR = web.AppKey("generator", Generator)
 _PASS_THROUGH = web.AppKey("pass_through", PassThrough)
 
 
@@ -201,13 +214,13 @@ def _route(app: web.Application) -> None:
     app.router.add_route("*", "/{path:.*}", _pass_through)
 
 
-def _discover(settings: Settings, prober: Prober, client: EngineClient) -> Discovery:
+def _discover(app: web.Application, prober: Prober, metrics: Metrics) -> Discovery:
     def remove(engine: str) -> None:
-        prober.remove(engine, settings.engine_drain_seconds)
-        client.forget(engine)
+        prober.remove(engine, app[PROXY].settings.engine_drain_seconds)
+        app[PROXY].client.forget(engine)
 
     discovery = Discovery(prober.add, remove)
-    discovery.configure(*split(settings.engines, settings.discovery_interval_seconds))
+    metrics.watch_sources(discovery.sources)
     return discovery
 
 
@@ -217,7 +230,7 @@ def _close_telemetry(metrics: Metrics, tracing: Tracing) -> None:
 
 
 async def _generate(request: web.Request) -> web.StreamResponse:
-    return await request.app[_GENERATOR].handle(request)
+    return await request.app[GENERATOR].handle(request)
 
 
 async def _pass_through(request: web.Request) -> web.StreamResponse:

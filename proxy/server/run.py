@@ -18,6 +18,8 @@ from proxy.server.connections import Site, raise_file_limit
 from proxy.server.drain import Signals, drain
 from proxy.server.files import read_files
 from proxy.server.notify import Notifier
+from proxy.server.reconfigure import put_in_force
+from proxy.server.reload import Reloader
 from proxy.server.runner import Runner
 from proxy.server.tasks import Tasks
 from proxy.sim.engine import EngineConfig
@@ -27,6 +29,8 @@ from proxy.sim.simulator import limits_of
 from proxy.upstream.knowledge import prepare
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from proxy.config import Settings
     from proxy.core.limits import EngineLimits
 
@@ -48,8 +52,10 @@ def check(settings: Settings) -> None:
     read_files(settings)
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, load: Callable[[], Settings] | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once.
+
+    ``load`` reads the settings anew, by SIGHUP and when one of their files changes; without it they stay.
 
     Raises:
         ConfigError: a file that the settings name cannot be used.
@@ -98,6 +104,17 @@ async def serve(settings: Settings) -> None:
         tasks = Tasks()
         tasks.spawn(proxy.connections.run(), "connections")
         tasks.spawn(notifier.run(), "watchdog")
+        if load is not None:
+            reloader = Reloader(
+                settings,
+                load,
+                lambda new, found: put_in_force(app, new, found, files.tls),
+                signals.reload,
+                notifier,
+                fixed_engines=simulated is not None,
+            )
+            reloader.tell(proxy.metrics)
+            tasks.spawn(reloader.run(), "reload")
         stack.callback(tasks.cancel)
         notifier.ready(f"{sum(e.up for e in proxy.scheduler.engines)} of {len(proxy.scheduler.engines)} engines up")
         await signals.stop.wait()

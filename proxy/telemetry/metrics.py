@@ -69,8 +69,8 @@ class Metrics:
     ) -> None:
         self.registry = CollectorRegistry()
         self._scheduler = scheduler
-        self._tbt = {name: TbtHistogram() for name in class_names}
-        self._tenant_names = frozenset(tenant_names)
+        self._tbt: dict[str, TbtHistogram] = {}
+        self._tenant_names: frozenset[str] = frozenset()
         reader = PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=self.registry)
         self._provider = MeterProvider(
             [reader], resource=Resource.create({"service.name": "slai-proxy", "service.version": __version__})
@@ -112,7 +112,13 @@ class Metrics:
         self._declare_gauges(meter)
         if sizes is not None:
             self._declare_size_gauges(meter, sizes)
-        for name in self._tbt:  # so that the series exist before the first event
+        self.know(class_names, tenant_names)
+
+    def know(self, class_names: Iterable[str], tenant_names: Iterable[str]) -> None:
+        """Take the names of classes and tenants that there are from now on; series of others stay."""
+        self._tenant_names = frozenset(tenant_names)
+        for name in class_names:  # so that the series exist before the first event
+            self._tbt.setdefault(name, TbtHistogram())
             for outcome in Outcome:
                 self._requests.add(0, {"class": name, "outcome": outcome.value})
             for kind in ("ttft", "tbt"):

@@ -72,7 +72,7 @@ class EngineClient:
     """Connections to all engines; one per process."""
 
     def __init__(self, timeouts: Timeouts, trust: EngineTrust | None = None) -> None:
-        self._timeouts = timeouts
+        self.timeouts = timeouts
         self._trust = trust or EngineTrust()
         self._engines: dict[str, _Engine] = {}
         self._loop = asyncio.get_running_loop()
@@ -143,7 +143,7 @@ class EngineClient:
         while True:
             idle = self._idle(engine)
             connection = idle or await self._connect(engine)
-            answer = connection.ask(method, request, body, self._timeouts.idle)
+            answer = connection.ask(method, request, body, self.timeouts.idle)
             if cutter is not None:
                 cutter.ends_with(answer.cut)
             try:
@@ -183,7 +183,7 @@ class EngineClient:
         if engine.secure and trust.tls is None:
             trust.tls = ssl.create_default_context()
         try:
-            async with asyncio.timeout(self._timeouts.connect):
+            async with asyncio.timeout(self.timeouts.connect):
                 _, connection = await self._loop.create_connection(
                     Connection, engine.host, engine.port, ssl=trust.tls if engine.secure else None
                 )

@@ -77,7 +77,7 @@ class Prober:
         self.probes = [EngineProbe(url) for url in base_urls]
         self._group: asyncio.TaskGroup | None = None
         self._watches: dict[str, asyncio.Task[None]] = {}
-        self._limits = limits
+        self.limits = limits
         self._announce = announce
         self._knowledge = knowledge
         self._tiles = tiles
@@ -119,10 +119,11 @@ class Prober:
         """Close the connections to the engines."""
         await self._client.aclose()
 
-    async def reconnect(self) -> None:
+    def reconnect(self) -> None:
         """Open new connections from now on, as what is trusted has changed."""
         before, self._client = self._client, self._make_client()
-        await before.aclose()
+        if self._group is not None:
+            self._group.create_task(before.aclose(), name="connections of before")
 
     def _make_client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(
@@ -178,7 +179,7 @@ class Prober:
         probe.models = probe.models if models is None else models
         metrics = await self._get_metrics(probe)
         probe.cache = read_cache_config(metrics) or probe.cache
-        up = EngineUp(probe.base_url, self._limits(probe.cache), frozenset(str(model["id"]) for model in probe.models))
+        up = EngineUp(probe.base_url, self.limits(probe.cache), frozenset(str(model["id"]) for model in probe.models))
         if not probe.up or up != probe.announced:
             if not probe.up:
                 _log.info(

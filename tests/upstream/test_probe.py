@@ -120,10 +120,10 @@ async def test_a_fault_of_our_own_does_not_end_the_watch(caplog: pytest.LogCaptu
         raise ZeroDivisionError
 
     async with scripted_engine() as engine, watching(engine) as watch:
-        watch.prober._limits = limits_that_fail
+        watch.prober.limits = limits_that_fail
         assert await watch.look() == []
         assert engine.url in caplog.text
-        watch.prober._limits = limits_of
+        watch.prober.limits = limits_of
         assert [type(said) for said in await watch.look()] == [EngineUp]
 
 
