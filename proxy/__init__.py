@@ -14,10 +14,12 @@ A map for newcomers, from the inside out:
     The live side of clients: the aiohttp application and the driver that feeds the core.
 ``sim``
     A model of vLLM with two faces: a discrete-event simulator that drives the same core, and an HTTP server.
+``vllm_plugin``
+    A scheduler that vLLM itself loads: decisions of ``core`` inside an engine.
 ``cli``, ``config``, ``flags``, ``mistakes``
     Commands; the one tree of settings, its flags, and what is told of settings that are wrong.
 
-Imports point one way: cli -> server -> upstream | telemetry | sim -> wire -> core.
+Imports point one way: cli -> server -> upstream | telemetry | sim | vllm_plugin -> wire -> core.
 """
 
 __version__ = "0.1.0"

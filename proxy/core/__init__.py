@@ -18,6 +18,8 @@ A map:
     What is believed of an engine: its clock, its steps, how far away it is.
 ``growth``, ``selfreport``, ``prefix``, ``promptsize``
     What is believed of its memory, and of prompts.
+``stepplan``
+    What a step is to hold, for a scheduler inside an engine.
 ``snapshot``, ``reasons``, ``codec``, ``recording``
     To look at all that, and to write it down.
 """

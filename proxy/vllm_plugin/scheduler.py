@@ -49,7 +49,7 @@ else:
 
 _log = logging.getLogger("vllm.slai")  # below vLLM's own logger, whose handlers and level apply
 _MEAN_WEIGHT = 0.05
-_REPORT_STEPS = 20_000
+_REPORT_STEPS = 2_000
 _MOST_UNDER_WAY = 16
 """Steps composed and not over; more than any engine has."""
 
