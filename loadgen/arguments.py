@@ -10,6 +10,7 @@ from loadgen.client import Api
 from loadgen.demo import DemoPlan
 from loadgen.inspect_command import add_inspect
 from loadgen.load_arguments import LOAD_NOTES, add_load_arguments, count, positive
+from loadgen.selftest_command import add_selftest
 from proxy import __version__
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
     add_inspect(commands)
+    add_selftest(commands)
     _add_plan(
         commands.add_parser(
             "plan",

@@ -118,7 +118,7 @@ async def running(
         stderr=asyncio.subprocess.STDOUT,
         # What the caller has set for a proxy of its own does not hold for this one.
         env={name: value for name, value in os.environ.items() if not name.startswith("SLAI_")},
-        process_group=0,
+        start_new_session=True,  # uvloop knows no process groups
         limit=_LONGEST_LINE_BYTES,
     )
     child = Child(name, process)

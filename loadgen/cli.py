@@ -19,6 +19,7 @@ from rich.console import Console
 
 from loadgen import eventloop
 from loadgen.arguments import parse_arguments
+from loadgen.children import ChildError
 from loadgen.demo import DemoPlan, run_demo
 from loadgen.demo_text import show_introduction, show_outcome
 from loadgen.inspect_command import run_inspect
@@ -39,6 +40,7 @@ from loadgen.report import (
 )
 from loadgen.runner import NotReadyError, run_workload, wait_until_ready
 from loadgen.schedule import write_schedule
+from loadgen.selftest_command import run_selftest
 from proxy import __version__
 from proxy.sim.workload import PAPER_CLASSES, ClassShare, TraceError
 
@@ -70,13 +72,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _demo(args)
         if args.command == "inspect":
             return run_inspect(args)
+        if args.command == "selftest":
+            _allow_many_sockets()
+            return run_selftest(args)
         if args.command == "plan":
             return _write_plan(args)
         return eventloop.run(run_command(args))
     except (UsageError, PlanError, TraceError) as error:
         print(f"slai-loadgen: {error}", file=sys.stderr)
         return _USAGE
-    except (NotReadyError, ProcessError) as error:
+    except (ChildError, NotReadyError, ProcessError) as error:
         print(f"slai-loadgen: {error}", file=sys.stderr)
         return _FAILED
     except KeyboardInterrupt:

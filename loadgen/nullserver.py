@@ -74,7 +74,8 @@ class _Stream(asyncio.Protocol):
             return
         wanted = _MAX_TOKENS.search(request, body)
         self._asked = self._left = int(wanted[1]) if wanted else 1
-        self._prompt = request.count(b",", body)
+        ids = request.find(b'"prompt":[', body)
+        self._prompt = 1 + request.count(b",", ids, request.find(b"]", ids)) if ids > 0 else 1
         self._transport.write(_HEAD)
         self._streams.add(self)
 

@@ -62,13 +62,18 @@ def build_document(
     }
 
 
+def tolerated_delay(median_ttft_seconds: float | None) -> float:
+    """Return by how much one request in a hundred may leave late, in seconds, and the run still be valid."""
+    return max(_TOLERATED_DELAY_SECONDS, _TOLERATED_SHARE_OF_TTFT * (median_ttft_seconds or 0.0))
+
+
 def _why_invalid(metrics: Mapping[str, Any], delay: float | None, *, interrupted: bool) -> str | None:
     if interrupted:
         return "interrupted before its end"
     if not metrics["completed"]:
         return "nothing completed"
     # TTFT counts from the intended time, so a late client makes every server look equally slow.
-    limit = max(_TOLERATED_DELAY_SECONDS, _TOLERATED_SHARE_OF_TTFT * (metrics["ttft_s"]["p50"] or 0.0))
+    limit = tolerated_delay(metrics["ttft_s"]["p50"])
     if delay is not None and delay > limit:
         return (
             f"the client was late: 1 % of the requests left more than {1000 * delay:.0f} ms after their time "
