@@ -51,6 +51,12 @@ _NOISE_SECONDS = 2e-3
 _HUBER_DEVIATIONS = 2.0
 _FORGETTING = 0.999
 _SOLVE_EVERY = 8
+_YOUNG_STEPS = 64
+"""The first steps tell most: each of them is learnt from at once.
+
+From the second on, the fit with its prior is nearer to the truth than the quantiles of the steps seen so far by prompt
+tokens and decodes would be: those say nothing of a step unlike the ones before it, and lag behind as contexts grow.
+"""
 _TRUSTED_STEPS = 200
 _RESTORED_STEPS = 20
 """Weight in steps of what an earlier run has learnt.
@@ -155,6 +161,8 @@ class OnlineStepModel:
         self._gram = [[0.0] * _SIZE for _ in range(_SIZE)]
         self._moment = [0.0] * _SIZE
         self.steps = 0
+        """Seen by this model itself."""
+        self._steps_before = 0  # by the model that it was restored from
         # Steps with prompt tokens are fewer and take several times as long: judged together, their errors would pass
         # for outliers, and what is left would say nothing about them.
         self.prompt_errors = StepErrors()
@@ -164,7 +172,7 @@ class OnlineStepModel:
     @property
     def trusted(self) -> bool:
         """Whether enough steps have been seen for the fit to be better than a guess."""
-        return self.steps >= _TRUSTED_STEPS
+        return self.steps + self._steps_before >= _TRUSTED_STEPS
 
     @property
     def coefficients(self) -> StepCoefficients:
@@ -232,15 +240,17 @@ class OnlineStepModel:
             for j in range(i + 1):
                 row[j] = _FORGETTING * row[j] + wx * x[j]
         self.steps += 1
-        if self.steps % _SOLVE_EVERY == 0:
+        due = self.steps % _SOLVE_EVERY == 0
+        if due or self.steps < _YOUNG_STEPS:
             self._solve()
+        if due:
             self.prompt_errors.judge()
             self.decode_errors.judge()
 
     def snapshot(self) -> StepModelSnapshot:
         """Return what has been learnt."""
         return StepModelSnapshot(
-            self.steps,
+            self.steps + self._steps_before,
             tuple(self._gram[i][j] for i in range(_SIZE) for j in range(i + 1)),
             tuple(self._moment),
             self.prompt_errors.figures(),
@@ -255,7 +265,7 @@ class OnlineStepModel:
         self._moment = [scale * value for value in learnt.moment]
         self.prompt_errors.restore(learnt.prompt_errors)
         self.decode_errors.restore(learnt.decode_errors)
-        self.steps = min(learnt.steps, _TRUSTED_STEPS)
+        self.steps, self._steps_before = 0, min(learnt.steps, _TRUSTED_STEPS)
         self._solve()
 
     def _solve(self) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from proxy.sim.engine import SimulatedEngine
     from proxy.sim.study import RunTask
 
-CHECKPOINTS = (500, 2000, 10_000)
+CHECKPOINTS = (10, 100, 500, 2000, 10_000)
 """Steps after which the model is judged, as it is then."""
 _JUDGED_STEPS = 500
 

@@ -61,8 +61,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--step-model",
         action="store_true",
-        help="do not compare: tell how well the proxy has learnt the engine's step times after 500, 2,000 and 10,000 "
-        "steps, in a run of each policy that has a proxy (use it with --jitter)",
+        help="do not compare: tell how well the proxy has learnt the engine's step times after 10, 100, 500, 2,000 "
+        "and 10,000 steps, in a run of each policy that has a proxy (use it with --jitter)",
     )
     group.add_argument(
         "--jobs", type=_count, default=usable_cores(), metavar="N", help="processes (default: one for each core)"

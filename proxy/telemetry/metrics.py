@@ -291,7 +291,9 @@ class Metrics:
         engine_gauge("slai.engine.feedback.duration", "From release to a step", attrgetter("delay.seconds"), "s")
         engine_gauge("slai.engine.tbt.slack", "Strictest TBT deadline less step and p95 error", slack_seconds, "s")
         engine_gauge("slai.engine.steps.ahead", "Steps that it composes in advance", attrgetter("delay.steps"))
-        engine_gauge("slai.engine.step.model.steps", "Steps that the step model was fitted to", lambda e: e.model.steps)
+        engine_gauge(
+            "slai.engine.step.model.steps", "Steps seen that the step model was fitted to", lambda e: e.model.steps
+        )
         engine_gauge("slai.engine.step.model.trusted", "1 once the step model is used", lambda e: e.model.trusted)
         for kind in ("prompt", "decode"):
             errors, of = f"slai.engine.step.model.{kind}.error", f"model.{kind}_errors"

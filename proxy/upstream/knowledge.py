@@ -111,7 +111,7 @@ class Knowledge:
         new = False
         for key, engine in sorted(engines, key=lambda e: e[1].model.steps):  # of equal ones the last has seen most
             model = engine.model
-            if not model.trusted or model.steps == self._steps.get(engine.id):
+            if not model.trusted or model.steps == self._steps.get(engine.id, 0):
                 continue
             self._steps[engine.id], new = model.steps, True
             self._models.pop(key, None)

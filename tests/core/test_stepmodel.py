@@ -92,6 +92,19 @@ def test_a_changed_engine_is_learnt_anew() -> None:
     assert worst_error(model, slower) < 0.003
 
 
+@pytest.mark.parametrize("seconds", [0.004, 0.06])
+def test_the_first_step_says_what_steps_like_it_take(seconds: float) -> None:
+    """On engines several times as fast or slow as the prior."""
+    model, load = OnlineStepModel(), StepLoad(0, 4, 8000)
+    assert abs(model.predict(load) - seconds) > 0.5 * seconds
+    for _ in range(2):
+        model.observe(load, seconds)
+    assert model.predict(load) == pytest.approx(seconds, rel=0.4)
+    for _ in range(4):
+        model.observe(load, seconds)
+    assert model.predict(load) == pytest.approx(seconds, rel=0.2)
+
+
 def test_one_pause_of_a_second_hardly_matters() -> None:
     model = trained(1000)
     before = worst_error(model)
@@ -245,7 +258,17 @@ class TestSnapshot:
     def test_few_steps_are_not_trusted_more_for_being_restored(self) -> None:
         model = OnlineStepModel()
         model.restore(trained(50).snapshot())
-        assert (model.steps, model.trusted) == (50, False)
+        assert not model.trusted
+        assert model.snapshot().steps == 50
+
+    def test_what_an_earlier_run_saw_counts_for_trust_and_not_as_steps_seen(self) -> None:
+        model = OnlineStepModel()
+        model.restore(trained(150).snapshot())
+        assert (model.steps, model.trusted) == (0, False)
+        for _ in range(50):
+            model.observe(StepLoad(0, 10, 10_000), 0.03)
+        assert (model.steps, model.trusted) == (50, True)
+        assert model.snapshot().steps == 200
 
     def test_restoring_again_and_again_adds_no_weight(self) -> None:
         model = trained(5000)

@@ -240,7 +240,7 @@ def test_step_model_study_has_a_row_for_each_run_with_a_proxy(simulate: Simulate
     status, out, err = simulate(*argv, "--step-model", "--jitter")
     assert status == 0
     assert [line.split()[:4] for line in out.splitlines() if line.startswith("gate")] == [
-        ["gate", "2.5", seed, "500"] for seed in "12"
+        ["gate", "2.5", seed, steps] for seed in "12" for steps in ("10", "100", "500")
     ]
     assert err.splitlines()[-1] == "2/2 gate at 2.5 req/s, seed 2"
     document = json.loads(simulate(*argv, "--step-model", "--json")[1])
