@@ -144,6 +144,12 @@ class Settings(BaseSettings):
     """Most prompt tokens that wait; by default as many as can be served within queue_timeout_seconds."""
     max_queue_bytes: Annotated[int, Field(ge=0)] = 512 << 20
     """Most bytes of request bodies that wait."""
+    queue_comment_seconds: Seconds | None = None
+    """How often a client that waits for a stream is sent a comment, which keeps its connection alive. Left out: never,
+    since the status 200 goes out with the first, and a refusal that comes later is an event of the stream."""
+    ask_usage: bool = False
+    """Ask engines for the usage of every stream, and take the report out where the client did not ask: exact counts of
+    tokens for shares, quotas, estimates of prompts and cached beginnings."""
     backlog_factor: Positive = 1.5
     """Engine steps of prompt work released ahead. More: closer to the engine's own order; less: risk of idle steps."""
     kv_watermark: Annotated[float, Field(ge=0, lt=1)] = 0.03

@@ -160,6 +160,8 @@ def create_app(
             settings.tenant_reader(secrets.token_bytes(32)),
             rules.tiles,
             chronicle,
+            settings.ask_usage,
+            settings.queue_comment_seconds,
         )
         app[_PASS_THROUGH] = PassThrough(scheduler, client)
         discovery.configure(*split(settings.engines, settings.discovery_interval_seconds))

@@ -26,6 +26,7 @@ from proxy.server.bodies import looked_into, read_body
 from proxy.server.downstream import Downstream
 from proxy.server.meter import StreamMeter
 from proxy.server.slices import Slicer, slice_headers
+from proxy.server.waiting import as_event, decided
 from proxy.telemetry.report import RequestReport, TokenTimes
 from proxy.upstream.client import Cutter, EngineAnswer, EngineClient, EngineError
 from proxy.wire import headers as wire_headers
@@ -33,10 +34,12 @@ from proxy.wire.coding import UnknownCodingError
 from proxy.wire.errors import ErrorAnswer, LocalFailure, UpstreamFailure, answer, bad_request, model_not_found
 from proxy.wire.openai import BadRequest, peek, read_usage
 from proxy.wire.prompt import plan_slices
+from proxy.wire.usage import UsageRemover, ask_for_usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from proxy.core.actions import Action
     from proxy.core.prefix import PromptBlocks
     from proxy.core.promptsize import PromptSize, PromptSizes
     from proxy.core.tiles import TileConfig
@@ -75,6 +78,10 @@ class Generator:
     tenants: Tenants
     tiles: TileConfig | None = None
     chronicle: Chronicle | None = None
+    asks_usage: bool = False
+    """Whether engines are asked for the usage of streams whose clients did not ask."""
+    comment_seconds: float | None = None
+    """How often a client that waits for a stream is sent a comment; ``None``: never."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -181,6 +188,8 @@ class Generator:
                 engine_id = self.driver.scheduler.place_unscheduled(report.model)
                 if engine_id is not None:
                     slicer.tokenize(engine_id)
+            if self.asks_usage and report.stream and plain is body and (asking := ask_for_usage(body)) is not None:
+                body, report.asked_usage = asking, True
             return await self._dispatch(ticket, request, report, forwarded, body, cutter=cutter)
         finally:
             if slicer is not None:
@@ -214,12 +223,12 @@ class Generator:
         cutter: Cutter,
     ) -> web.StreamResponse:
         while True:
-            match await ticket:
+            match await self._decided(ticket, request, report):
                 case Reject(_, reason, retry_after, estimated_wait):
                     told = answer(reason, retry_after_seconds=retry_after, estimated_wait_seconds=estimated_wait)
                     if told.status == 404:
                         told = model_not_found(report.model)
-                    return self._refuse(report, reason, told)
+                    return await _in_time(request, self._refuse(report, reason, told))
                 case Dispatch(_, engine_id):
                     report.engine_id, report.dispatched_at = engine_id, self.driver.now()
                     report.dispatches += 1
@@ -235,22 +244,34 @@ class Generator:
                 if error.failure is not UpstreamFailure.CONNECT_FAILED:
                     report.outcome, report.reason = Outcome.ENGINE_FAILED, str(error.failure)
                     report.status = answer(error.failure).status
-                    return _error(report, answer(error.failure))
+                    return await _in_time(request, _error(report, answer(error.failure)))
             # The engine provably has not started: back to the request's old place in the queue.
             ticket = self.driver.not_started(report.request_id, asked_seconds)
+
+    async def _decided(self, ticket: Ticket, request: web.Request, report: RequestReport) -> Action:
+        if self.comment_seconds is None or not report.stream:
+            return await ticket
+        return await decided(ticket, request, self.comment_seconds, {"X-Request-Id": report.client_id})
 
     async def _relay(self, request: web.Request, report: RequestReport, upstream: EngineAnswer) -> web.StreamResponse:
         report.status = upstream.status
         streamed = upstream.content_type == "text/event-stream"
-        response = relayed(request, upstream)
+        remover = UsageRemover() if report.asked_usage and streamed else None
+        response = request.get(STARTED) or relayed(request, upstream)
         response.headers.setdefault("X-Request-Id", report.client_id)
+        if remover is not None and not response.prepared:
+            response.headers.popall("Content-Length", None)
+        as_one_event = response.prepared and not streamed
         meter = StreamMeter(report, self.metrics.tbt(report.request_class.name), self.driver.on_tokens)
         kept: bytearray | None = bytearray()
         failure: UpstreamFailure | None = None
         request[STARTED] = response
         try:
             if streamed:
-                await self._pump(request, response, upstream, meter)
+                await self._pump(request, response, upstream, meter, remover)
+            elif as_one_event:
+                kept = None
+                await response.write(as_event(await upstream.read()))
             else:
                 await response.prepare(request)
                 async for data in upstream.chunks():
@@ -266,7 +287,7 @@ class Generator:
                 failure = UpstreamFailure.CUT_MID_STREAM
         if failure is not None:
             report.outcome, report.reason = Outcome.ENGINE_FAILED, str(failure)
-            await self._tell_cut(request, response, meter if streamed else None, failure)
+            await self._tell_cut(request, response, meter if streamed or as_one_event else None, failure)
             return response
         if upstream.status >= _ERROR or meter.error:
             report.outcome, report.reason = Outcome.ENGINE_ERROR, f"engine_{upstream.status}"
@@ -280,7 +301,12 @@ class Generator:
         return response
 
     async def _pump(
-        self, request: web.Request, response: web.StreamResponse, upstream: EngineAnswer, meter: StreamMeter
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        upstream: EngineAnswer,
+        meter: StreamMeter,
+        remover: UsageRemover | None,
     ) -> None:
         """Relay a stream from the callback that reads it: this is the path of every token."""
         downstream = await Downstream.begin(request, response)
@@ -291,7 +317,18 @@ class Generator:
             observe(data, now())
             return keeps_up
 
-        await upstream.pump(relay, downstream.drain)
+        def relay_without_usage(data: bytes) -> bool:
+            assert remover is not None
+            passed = remover.feed(data)
+            keeps_up = write(passed) if passed else True
+            observe(data, now())
+            return keeps_up
+
+        try:
+            await upstream.pump(relay if remover is None else relay_without_usage, downstream.drain)
+        finally:
+            if remover is not None and (rest := remover.end()):
+                write(rest)
 
     async def _tell_cut(
         self, request: web.Request, response: web.StreamResponse, meter: StreamMeter | None, failure: UpstreamFailure
@@ -309,6 +346,17 @@ class Generator:
     def _refuse(self, report: RequestReport, reason: str, told: ErrorAnswer) -> web.Response:
         report.outcome, report.reason, report.status = Outcome.REJECTED, str(reason), told.status
         return _error(report, told)
+
+
+async def _in_time(request: web.Request, response: web.Response) -> web.StreamResponse:
+    """Answer by ``response``, or by an event where the head of a stream is out already."""
+    started: web.StreamResponse | None = request.get(STARTED)
+    if started is None:
+        return response
+    assert isinstance(response.body, bytes)
+    await started.write(as_event(response.body))
+    await started.write_eof()
+    return started
 
 
 def _served(report: RequestReport) -> bool | None:

@@ -87,6 +87,8 @@ class RequestReport:
     dispatches: int = 0
     times: TokenTimes = field(default_factory=TokenTimes)
     completion_tokens: int | None = None
+    asked_usage: bool = False
+    """The engine was asked for usage on the proxy's account."""
     outcome: Outcome | None = None
     reason: str | None = None
     """Of a refusal or failure; a short word from a fixed set."""

@@ -16,7 +16,8 @@ from conformance.proxies import Proxy, ProxyError, at, claims_of, known_proxies,
 from conformance.suite import Result, Verdict, lab, run_all
 
 _CLAIMS = """what the proxy says it is (--claims), as cases ask for it:
-  relay   it passes bodies, headers and paths as they come
+  relay   it passes bodies and headers as they come
+  paths   it passes every path and method, also those that it does not know
   llm     it knows the OpenAI API: shape of errors, error event on a stream that breaks off
   retry   it sends elsewhere what an engine has provably not started
   limit   started by its second command, it lets two requests at each engine and four in its queue
@@ -41,7 +42,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     what.add_argument("--proxy-url", metavar="URL", help="one that runs already; give the engines' ports by --ports")
     what.add_argument("--list", action="store_true", help="print the table of cases as Markdown and end")
     what.add_argument("--tables", nargs="+", metavar="FILE", help="print Markdown tables of --json files and end")
-    parser.add_argument("--claims", help="comma-separated; by default those of proxies.toml, or relay,llm")
+    parser.add_argument("--claims", help="comma-separated; by default those of proxies.toml, or relay,paths,llm")
     parser.add_argument("--ports", help="ports that the two engines listen on, like 18001,18002 (default: free ones)")
     parser.add_argument("--ready", default="/v1/models", help="path that answers 200 once a --proxy-command is ready")
     parser.add_argument("--model", default="m", help="the engines' model (default: m)")
@@ -61,9 +62,9 @@ async def run(options: argparse.Namespace) -> int:
         return 2
     proxy = known[name]
     if options.proxy_command:
-        proxy = Proxy("proxy", options.proxy_command, claims_of(["relay", "llm"]), options.ready)
+        proxy = Proxy("proxy", options.proxy_command, claims_of(["relay", "paths", "llm"]), options.ready)
     elif options.proxy_url:
-        proxy = Proxy(options.proxy_url, "", claims_of(["relay", "llm"]))
+        proxy = Proxy(options.proxy_url, "", claims_of(["relay", "paths", "llm"]))
     try:
         claims = claims_of(options.claims.split(",")) if options.claims else proxy.claims
     except ValueError as error:

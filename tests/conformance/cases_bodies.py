@@ -232,6 +232,7 @@ async def compressed_request_that_is_none(t: Bench) -> None:
     "multipart audio with NUL bytes, with a length and in chunks",
     right="the engine gets the same bytes, type and boundary",
     why="forms that are read and built anew change boundaries and lengths",
+    needs=(Claim.RELAY, Claim.PATHS),
 )
 async def multipart(t: Bench) -> None:
     form = (
@@ -286,7 +287,7 @@ async def stream_options_without_stream(t: Bench) -> None:
     "a body with a path that no engine and no proxy knows, and with methods other than POST",
     right="it reaches the engine as it came",
     why="APIs grow faster than proxies",
-    needs=(Claim.RELAY,),
+    needs=(Claim.RELAY, Claim.PATHS),
 )
 async def unknown_paths_pass(t: Bench) -> None:
     for method in ("PUT", "PATCH", "DELETE", "POST"):
@@ -319,6 +320,7 @@ async def other_apis_pass(t: Bench) -> None:
     "GET with a body, DELETE with a body, POST without one",
     right="the engine gets what was sent",
     why="unusual, and allowed",
+    needs=(Claim.RELAY, Claim.PATHS),
 )
 async def bodies_of_other_methods(t: Bench) -> None:
     for method in ("GET", "DELETE"):

@@ -136,6 +136,7 @@ async def answer_server_and_date_once(t: Bench) -> None:
     "an engine's answer has no Content-Type",
     right="none is invented",
     why="who invents one decides how a client reads the body",
+    needs=(Claim.RELAY, Claim.PATHS),
 )
 async def answer_without_content_type(t: Bench) -> None:
     t.script(lambda call: call.answer(b"abc", headers=()))
@@ -177,6 +178,7 @@ async def head_without_end(t: Bench) -> None:
     "a request whose answer comes in one piece, with status, reason and body of the engine's own",
     right="all three pass",
     why="also statuses that nobody has heard of",
+    needs=(Claim.RELAY, Claim.PATHS),
 )
 async def answer_status_and_reason(t: Bench) -> None:
     t.script(lambda call: call.answer(b"x", status="218 This is fine", headers=JSON))
@@ -558,6 +560,7 @@ async def chunked_upload(t: Bench) -> None:
     "query strings, encoded characters in paths, double slashes and dots",
     right="the engine gets the target as it was sent",
     why="`?api-version=...` is how some clients call; a path that is tidied up is another path",
+    needs=(Claim.RELAY, Claim.PATHS),
 )
 async def targets_pass(t: Bench) -> None:
     for target in (
@@ -598,6 +601,7 @@ async def head_of_health(t: Bench) -> None:
     "HEAD with a Content-Length; 204 and 304 without a body",
     right="they pass, and the connection can be used again",
     why="there is no body whatever the length says",
+    needs=(Claim.RELAY, Claim.PATHS),
 )
 async def answers_without_a_body(t: Bench) -> None:
     connection = await t.connect()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from scripted_engine import DONE, last, token
+from scripted_engine import DONE, last, token, usage
 
 from conformance.suite import Bench, Claim, case, check, equal, within
 
@@ -195,3 +195,47 @@ async def engine_is_silent(t: Bench) -> None:
     check(b"upstream_timeout" in answer.body, f"no error event: {answer.body[-100:]!r}")
     for call in (first, second):
         await within(1, call.gone.wait(), "the engine's connection stays open")
+
+
+@case(
+    AREA,
+    "a client waits for a stream",
+    right="comments, then its stream; who wants no stream gets a whole answer and nothing else",
+    why="idle connections are cut on the way; a comment means nothing to a client",
+    needs=(*NEEDS, Claim.SLAI),
+    alone=True,
+)
+async def queue_comments(t: Bench) -> None:
+    held = Held(t)
+    connections = await held.fill()
+    waiting = await t.begin()
+    whole = await t.begin(t.body(stream=False))
+    answer = await within(3, waiting.head(), "no head while it waits")
+    equal((answer.status, answer.content_type), (200, "text/event-stream"), "status and type")
+    await within(3, waiting.until(answer, b": waiting\n\n: waiting\n\n"), "no comments")
+    held.go.set()
+    await waiting.rest(answer)
+    equal(answer.body.replace(b": waiting\n\n", b""), token("a") + last() + DONE, "the stream after the comments")
+    equal((await whole.answer()).body, token("a") + last() + DONE, "the answer of who wants no stream")
+    for connection in connections:
+        equal((await connection.answer()).body, token("a") + last() + DONE, "the stream of who did not wait")
+
+
+@case(
+    AREA,
+    "the proxy asks for usage on its own account (`--ask-usage`), the report cut at each byte",
+    right="the engine is asked; just the report is taken out, to the byte; who asks gets it",
+    why="clients that did not ask break on a chunk without choices",
+    needs=(*NEEDS, Claim.SLAI),
+    alone=True,
+)
+async def stream_usage_on_own_account(t: Bench) -> None:
+    report = usage(3, 1)
+    before, after = b": ping\n\n" + token("a") + last(), b": pong\n\n" + DONE
+    for at in range(1, len(report)):
+        t.stream(before, report[:at], report[at:] + after)
+        answer = await t.post()
+        equal(answer.body, before + after, f"the stream, its report cut after {at} bytes")
+    equal(t.calls[0].json()["stream_options"], {"include_usage": True}, "what the engine was asked")
+    answer = await t.post(t.body(stream_options={"include_usage": True}))
+    equal(answer.body, before + report + after, "the stream of who asks")

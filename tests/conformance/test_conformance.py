@@ -71,7 +71,7 @@ async def test_a_poor_proxy_fails_where_it_is_poor() -> None:
     }
     cases = [case for case in all_cases() if case.id in chosen]
     async with lab("m", "key") as the_lab, poor_proxy(the_lab):
-        verdicts = await run_all(the_lab, cases, claims_of(["relay", "llm", "retry"]))
+        verdicts = await run_all(the_lab, cases, claims_of(["relay", "paths", "llm", "retry"]))
     assert {verdict.case.id: verdict.result for verdict in verdicts} == chosen
     assert all(verdict.message for verdict in verdicts if verdict.result is Result.FAILED)
 
