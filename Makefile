@@ -26,7 +26,7 @@ $(VENV)/.installed-check: $(VENV)/.installed-test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group check
 	@touch $@
 
-.PHONY: setup run demo test conformance check fix clean
+.PHONY: setup run demo test conformance check contract fix clean
 setup: $(VENV)/.installed-check  ## Install the project and its development tools into .venv
 
 run: $(VENV)/.installed  ## Start the proxy on :8000 (ENGINES=http://host:port,... or simulated ones; ARGS='more flags')
@@ -50,6 +50,10 @@ check: $(VENV)/.installed-check  ## Format, lint, types, import contracts, tests
 	$(BIN)/coverage run -m pytest $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+contract: $(VENV)/.installed-test  ## Hold the debug port to its own OpenAPI description, by generated requests
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group contract
+	@$(BIN)/python -m pytest tests/server/test_debug_contract.py $(ARGS)
 
 fix: $(VENV)/.installed-check  ## Format the code and mend what the linter can
 	$(BIN)/ruff format .

@@ -41,6 +41,7 @@ from proxy.wire.fingerprint import Fingerprinter
 
 if TYPE_CHECKING:
     from proxy.config import Settings
+    from proxy.server.reload import Reloader
     from proxy.upstream.credentials import EngineTrust
 
 _log = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ class Proxy:
     chronicle: Chronicle | None = None
     """There where somebody may ask for it."""
     draining: bool = False
+    reloader: Reloader | None = None
+    """There where the settings can be read anew."""
 
     @property
     def scheduler(self) -> Scheduler:

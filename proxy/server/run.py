@@ -9,12 +9,10 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
 from proxy.core.limits import CacheConfig
 from proxy.server import debug
 from proxy.server.app import PROXY, Proxy, create_app
-from proxy.server.connections import Site, raise_file_limit
+from proxy.server.connections import CONNECTIONS, Site, raise_file_limit
 from proxy.server.drain import Signals, drain
 from proxy.server.files import read_files
 from proxy.server.notify import Notifier
@@ -30,6 +28,8 @@ from proxy.upstream.knowledge import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from aiohttp import web
 
     from proxy.config import Settings
     from proxy.core.limits import EngineLimits
@@ -99,9 +99,9 @@ async def serve(settings: Settings, load: Callable[[], Settings] | None = None) 
         proxy = app[PROXY]
         site = Site(runner, proxy.connections, settings.host, settings.port, tls=files.tls, backlog=_BACKLOG)
         await site.start()
-        debugging = await _start_debugging(proxy, stack)
-        _greet(proxy, runner, debugging, limits)
         tasks = Tasks()
+        debugging = await _start_debugging(proxy, stack, tasks)
+        _greet(proxy, runner, debugging, limits)
         tasks.spawn(proxy.connections.run(), "connections")
         tasks.spawn(notifier.run(), "watchdog")
         if load is not None:
@@ -114,6 +114,7 @@ async def serve(settings: Settings, load: Callable[[], Settings] | None = None) 
                 fixed_engines=simulated is not None,
             )
             reloader.tell(proxy.metrics)
+            proxy.reloader = reloader
             tasks.spawn(reloader.run(), "reload")
         stack.callback(tasks.cancel)
         notifier.ready(f"{sum(e.up for e in proxy.scheduler.engines)} of {len(proxy.scheduler.engines)} engines up")
@@ -123,18 +124,29 @@ async def serve(settings: Settings, load: Callable[[], Settings] | None = None) 
     _log.info("stopped")
 
 
-async def _start_debugging(proxy: Proxy, stack: AsyncExitStack) -> str | None:
+async def _start_debugging(proxy: Proxy, stack: AsyncExitStack, tasks: Tasks) -> str | None:
     """Serve the debug endpoints, if there are any, and return their address."""
-    if proxy.chronicle is None or proxy.settings.debug_port is None:
+    settings = proxy.settings
+    if settings.debug_port is None:
         return None
-    runner = web.AppRunner(debug.create_debug_app(proxy.driver, proxy.chronicle), access_log=None)
+    app = debug.create_debug_app(proxy)
+    runner = Runner(app, max_headers=_MAX_HEADERS)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
+    connections = app[CONNECTIONS]
+    stack.callback(connections.end_all)
     try:
-        await web.TCPSite(runner, debug.HOST, proxy.settings.debug_port).start()
+        await Site(runner, connections, settings.debug_host, settings.debug_port).start()
     except OSError as error:
-        raise OSError(error.errno, f"the debug port {proxy.settings.debug_port}: {error.strerror}") from None
-    return f"http://{debug.HOST}:{runner.addresses[0][1]}/debug"
+        raise OSError(error.errno, f"the debug port {settings.debug_port}: {error.strerror}") from None
+    tasks.spawn(connections.run(), "debug connections")
+    if proxy.debug_key is None and not debug.is_loopback(settings.debug_host):
+        _log.warning(
+            "the debug port is open to whoever reaches %s: give --debug-key-file, or leave --debug-host as it is",
+            settings.debug_host,
+        )
+    host, port, *_ = runner.addresses[0]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/debug"
 
 
 def _greet(proxy: Proxy, runner: web.AppRunner, debugging: str | None, limits: EngineLimits) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -11,20 +12,22 @@ from aiohttp import web
 from live_proxy import LiveProxy, live_proxy, until
 from scripted_engine import DONE, Call, ScriptedEngine, last, scripted_engine, token
 
+from proxy.keys import KeySettings
 from proxy.server.app import PROXY
 from proxy.server.debug import HOST, create_debug_app
 
 
 @asynccontextmanager
-async def debugged(proxy: LiveProxy) -> AsyncIterator[aiohttp.ClientSession]:
+async def debugged(proxy: LiveProxy, key: str = "") -> AsyncIterator[aiohttp.ClientSession]:
     """The debug endpoints of ``proxy``, and a client to them."""
     parts = proxy.app[PROXY]
     assert parts.chronicle is not None
-    runner = web.AppRunner(create_debug_app(parts.driver, parts.chronicle), access_log=None)
+    runner = web.AppRunner(create_debug_app(parts), access_log=None)
     await runner.setup()
     try:
         await web.TCPSite(runner, HOST, 0).start()
-        async with aiohttp.ClientSession(f"http://{HOST}:{runner.addresses[0][1]}") as client:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        async with aiohttp.ClientSession(f"http://{HOST}:{runner.addresses[0][1]}", headers=headers) as client:
             yield client
     finally:
         await runner.cleanup()
@@ -119,7 +122,7 @@ async def test_an_unknown_request() -> None:
 @pytest.mark.parametrize("path", ["/", "/debug", "/debug/", "/debug/requests", "/debug/requests/"])
 async def test_who_does_not_know_the_way_is_told(path: str) -> None:
     async with scripted_engine() as engine, live_proxy(engine, debug_port=0) as proxy, debugged(proxy) as client:
-        state, requests = await get(client, path)
+        state, requests, *_ = await get(client, path)
         assert (await get(client, state))["waiting"] == 0
         assert requests.endswith("/debug/requests/ID")
         await proxy.fetch(headers={"x-request-id": "a"})
@@ -186,3 +189,82 @@ async def test_without_the_setting_nothing_is_kept() -> None:
     async with scripted_engine() as engine, live_proxy(engine) as proxy:
         await proxy.fetch()
         assert proxy.app[PROXY].chronicle is None
+
+
+@pytest.mark.parametrize(
+    ("listens", "called", "status"),
+    [
+        ("0.0.0.0", "10.0.0.7:8009", 200),
+        ("::", "[fd00::7]:8009", 200),
+        ("0.0.0.0", "proxy.example:8009", 403),
+        ("0.0.0.0", "", 403),
+        ("localhost", "10.0.0.7", 403),
+        ("127.0.0.2", "10.0.0.7", 403),
+    ],
+)
+async def test_where_others_reach_it_an_address_is_as_good_as_a_local_name(
+    listens: str, called: str, status: int
+) -> None:
+    async with (
+        scripted_engine() as engine,
+        live_proxy(engine, debug_port=0, debug_host=listens) as proxy,
+        debugged(proxy) as client,
+        client.get("/debug/state", headers={"Host": called}) as response,
+    ):
+        assert response.status == status
+
+
+async def test_with_a_key_it_is_needed_and_the_name_does_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("the-key\n")
+    async with (
+        scripted_engine() as engine,
+        live_proxy(engine, debug_port=0, debug_key_file=tmp_path / "key") as proxy,
+        debugged(proxy) as stranger,
+        debugged(proxy, "wrong") as other,
+        debugged(proxy, "the-key") as operator,
+    ):
+        for path in ("/debug/state", "/debug/config", "/metrics", "/openapi.json", "/", "/none"):
+            assert "is needed" in (await get(stranger, path, 401))["error"]
+            assert "is needed" in (await get(other, path, 401))["error"]
+        async with operator.get("/debug/state", headers={"Host": "proxy.example"}) as response:
+            assert response.status == 200
+        for path in ("/livez", "/readyz"):
+            await get(stranger, path)
+
+
+async def test_the_settings_in_force_are_shown_without_what_is_secret(tmp_path: Path) -> None:
+    digest = "0" * 60 + "5ec7"
+    settings: dict[str, Any] = {
+        "keys": {"k": KeySettings(sha256=digest, tenant="acme")},
+        "tenants": {"acme": {"key_sha256": ["1" * 60 + "5ec7"]}},
+        "debug_port": 0,
+    }
+    async with scripted_engine() as engine, live_proxy(engine, **settings) as proxy, debugged(proxy) as client:
+        told = await get(client, "/debug/config")
+        assert "5ec7" not in str(told)
+        assert told["settings"]["keys"]["k"]["tenant"] == "acme"
+        assert told["settings"]["tenants"]["acme"]["key_sha256"] == 1
+        assert told["settings"]["engines"] == [engine.url]
+        assert told["reloads"] is None
+
+
+async def test_metrics_and_readiness_are_there_too() -> None:
+    async with scripted_engine() as engine, live_proxy(engine, debug_port=0) as proxy, debugged(proxy) as client:
+        async with client.get("/metrics") as response:
+            assert "slai_connections" in await response.text()
+        assert await get(client, "/readyz") == {"ready": True, "draining": False}
+        proxy.app[PROXY].start_drain()
+        assert await get(client, "/readyz", 503) == {"ready": False, "draining": True}
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+async def test_nothing_can_be_changed(method: str) -> None:
+    async with (
+        scripted_engine() as engine,
+        live_proxy(engine, debug_port=0) as proxy,
+        debugged(proxy) as client,
+        client.request(method, "/debug/state") as response,
+    ):
+        assert response.status == 405
+        assert response.headers["Allow"] == "GET,HEAD"
+        assert (await response.json())["error"]
