@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgen.content import as_json, prompt_ids
+from loadgen.texts import TextLengths
 from proxy.upstream.client import EngineError
 from proxy.wire.errors import UpstreamFailure
 from proxy.wire.openai import read_chunk
@@ -43,14 +44,12 @@ if TYPE_CHECKING:
     from proxy.sim.workload import ScheduledRequest
     from proxy.upstream.client import EngineAnswer, EngineClient
 
-# Chat takes text, not token ids. Common English words are one token each for nearly every tokenizer, so n words
-# are about n tokens; the server's chat template adds a few.
-_WORDS = ("about", "book", "city", "day", "each", "find", "good", "home", "last", "make", "new", "over", "play", "red")
-
-
 _LONGEST_REFUSAL_BYTES = 1 << 16
 
 _ERRORS = {UpstreamFailure.CONNECT_FAILED: "connect", UpstreamFailure.TIMED_OUT: "timeout"}
+
+
+_ABOUT = TextLengths()
 
 
 class _ErrorEvent(Exception):  # noqa: N818 - what it stands for
@@ -67,7 +66,7 @@ class Api(StrEnum):
     COMPLETIONS = "completions"
     """Prompts are token ids, so their lengths are exact."""
     CHAT = "chat"
-    """Prompts are text of about the right length."""
+    """Prompts are text: of exact length where the server tells how long they are, else of about the right one."""
 
     @property
     def path(self) -> str:
@@ -92,6 +91,10 @@ class Client:
     timeout_seconds: float = 600.0
     send_class: bool = False
     """Whether the class's name is sent beside its deadlines; a proxy that does not know it refuses the request."""
+    standard: bool = False
+    """Whether only fields of OpenAI's own API are sent; outputs end where the model ends them, then."""
+    texts: TextLengths = _ABOUT
+    """How long the texts of chats are."""
     headers: tuple[tuple[str, str], ...] = (
         ("Content-Type", "application/json"),
         ("Accept-Encoding", "identity"),  # A compressed stream comes in blocks, not in tokens.
@@ -102,18 +105,17 @@ class Client:
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": scheduled.output_tokens,
-            "min_tokens": scheduled.output_tokens,
-            "ignore_eos": True,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        ids = prompt_ids(scheduled, self.nonce)
+        if not self.standard:
+            body |= {"min_tokens": scheduled.output_tokens, "ignore_eos": True}
         if self.api is Api.CHAT:
-            body["messages"] = [{"role": "user", "content": " ".join(_WORDS[i] for i in (ids % len(_WORDS)).tolist())}]
+            body["messages"] = [{"role": "user", "content": self.texts.text(scheduled, self.nonce)}]
             return msgspec.json.encode(body)
         # The ids of a long prompt are nearly all of the body, and come as JSON already.
-        return msgspec.json.encode(body)[:-1] + b',"prompt":' + as_json(ids) + b"}"
+        return msgspec.json.encode(body)[:-1] + b',"prompt":' + as_json(prompt_ids(scheduled, self.nonce)) + b"}"
 
     async def send(self, base_url: str, record: Result, body: bytes) -> None:
         """Send one prepared request and note on ``record`` what comes back; failures are noted, not raised."""

@@ -16,6 +16,7 @@ import aiohttp
 
 from loadgen.client import Api, Client
 from loadgen.results import Result
+from loadgen.texts import TextLengths
 from proxy.upstream.client import EngineClient, Timeouts
 
 if TYPE_CHECKING:
@@ -74,6 +75,9 @@ async def run_workload(
     timeout_seconds: float = 600.0,
     send_class: bool = False,
     nonce: int | None = None,
+    api_key: str | None = None,
+    standard: bool = False,
+    texts: TextLengths | None = None,
     progress: Display | None = None,
     stop: asyncio.Event | None = None,
     start_at: float | None = None,
@@ -86,6 +90,7 @@ async def run_workload(
     ``time_scale`` is for a simulated engine that runs that many times faster than a real one: requests leave that
     much closer together, and every time on the records is multiplied back. Setting ``stop`` ends the run at once;
     what had not finished is marked so. ``start_at`` is the run's time zero on the monotonic clock, by default now.
+    ``standard`` and ``texts`` are as in ``Client``; ``api_key`` goes along as a bearer token.
     """
     # What is there now stays: the garbage collector need not look at it again and again, each time a pause.
     gc.collect()
@@ -98,7 +103,20 @@ async def run_workload(
             run.followers[scheduled.after].append(scheduled)
     nonce = secrets.randbits(53) if nonce is None else nonce
     async with _connections(timeout_seconds / time_scale) as servers, asyncio.TaskGroup() as group:
-        client = Client(servers, run.now, model, nonce, api, time_scale, timeout_seconds, send_class)
+        client = Client(
+            servers,
+            run.now,
+            model,
+            nonce,
+            api,
+            time_scale,
+            timeout_seconds,
+            send_class,
+            standard,
+            texts or TextLengths(),
+        )
+        if api_key is not None:
+            client = replace(client, headers=(*client.headers, ("Authorization", f"Bearer {api_key}")))
         helpers = [group.create_task(run.cancel_on_stop(), name="cancel on stop")]
         if progress is not None:
             helpers.append(group.create_task(run.keep_showing(progress), name="progress"))
@@ -233,6 +251,7 @@ async def wait_until_ready(
     *,
     patience_seconds: float,
     model: str | None = None,
+    api_key: str | None = None,
     on_wait: Callable[[str], None] = lambda _: None,
 ) -> str:
     """Wait until every server answers ``GET /v1/models``; return ``model``, or else the name that they list first.
@@ -244,7 +263,8 @@ async def wait_until_ready(
     """
     names: dict[str, str] = {}
     give_up_at = time.monotonic() + patience_seconds
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0)) as session:
+    headers = None if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0), headers=headers) as session:
         for url in urls:
             waiting = False
             while url not in names:
