@@ -208,11 +208,11 @@ class _Run:
         return not self.stop.is_set()
 
     async def rest_until(self, at_seconds: float) -> bool:
-        """Sleep as ``sleep_until``, for one of many that sleep at a time: it may be a millisecond late."""
-        left = self.seconds_until(at_seconds)
-        if left > 0 and not self.stop.is_set():
+        """Sleep as ``sleep_until``, for one of many that sleep at a time: it may be a millisecond or two late."""
+        while (left := self.seconds_until(at_seconds)) > 0 and not self.stop.is_set():
+            # A timer of uvloop's may go off a millisecond early.
             with suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(max(left, _TIMER_SECONDS)):
                     await self.stop.wait()
         return not self.stop.is_set()
 
