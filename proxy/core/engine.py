@@ -14,6 +14,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from proxy.core.backoff import BackOff
+from proxy.core.blame import Blame, blame
 from proxy.core.feedback import FeedbackDelay
 from proxy.core.forecast import Forecast, foresee, spread
 from proxy.core.growth import KvOutlook, OutputLengths
@@ -255,7 +256,7 @@ class EngineBelief:
         if not self._shows_work():
             self.health.progress_at = now
         held = self._held.get(request_id, 0)
-        self._add_prefill(slice_id, upto_tokens - held, upto_tokens, now)
+        self._add_prefill(slice_id, upto_tokens - held, upto_tokens, now, of=request_id)
         self._held[request_id] = upto_tokens
 
     def held_tokens(self, request_id: str) -> int:
@@ -308,6 +309,10 @@ class EngineBelief:
         self._learn_step_seconds(seconds)
         self._next_step(steps, now, observed=steps == 1)
         return True
+
+    def blame(self, gap_seconds: float, tbt_seconds: float, chunks: int, now: float) -> Blame:
+        """Say why a stream waited for ``gap_seconds`` until ``now`` for ``chunks`` chunks, longer than it was to."""
+        return blame(self._log.since(now - gap_seconds), gap_seconds, tbt_seconds, chunks, self.model)
 
     def context_tokens(self, request_id: str) -> int:
         """Tokens of a released request so far, prompt and output; 0 while no token of it has come."""
@@ -386,6 +391,7 @@ class EngineBelief:
         tbt_seconds: float | None = None,
         *,
         streamed: bool = True,
+        of: str | None = None,
     ) -> None:
         joins, may_join = self._joins(now, now)
         tells_delay = (
@@ -399,7 +405,9 @@ class EngineBelief:
             self._step_began_at = now
         elif not self.backlog and now >= self._step_began_at + self._patience_seconds():
             self._step_began_at = now  # silent, and for long: nobody knows when the step under way began
-        self._prefills[key] = Prefill(tokens, joins, may_join, now, context, tbt_seconds, streamed, tells_delay)
+        self._prefills[key] = Prefill(
+            tokens, joins, may_join, now, context, tbt_seconds, streamed, tells_delay, of or key
+        )
         self.kv_tokens += tokens
         self.backlog += tokens
 

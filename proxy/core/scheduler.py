@@ -51,6 +51,7 @@ from proxy.core.slicing import next_tile, on_slice_end, unslice
 
 if TYPE_CHECKING:
     from proxy.core.actions import Action
+    from proxy.core.blame import Blame
     from proxy.core.engine import EngineBelief
     from proxy.core.prefix import Prefixes
 
@@ -109,6 +110,14 @@ class Scheduler:
         """Whether an engine keeps what slices bring in its cache, as far as it has told."""
         engine = self._ledger.engines.get(engine_id)
         return engine is None or engine.hit_rate.pays(now)
+
+    def blame(self, request_id: str, gap_seconds: float, chunks: int, now: float) -> Blame | None:
+        """Say why a stream's ``chunks`` chunks came late now; ``None`` if it is not known here or has no deadline."""
+        entry = self._ledger.entries.get(request_id)
+        if entry is None or entry.engine is None:
+            return None
+        tbt_seconds = entry.waiting.request.request_class.tbt_seconds
+        return None if tbt_seconds is None else entry.engine.blame(gap_seconds, tbt_seconds, chunks, now)
 
     @property
     def harmful_releases(self) -> int:

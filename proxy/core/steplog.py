@@ -8,9 +8,12 @@ has ended, and its content is known by then.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
+from proxy.core.blame import PastStep
 from proxy.core.feedback import BEGINNINGS
 from proxy.core.stepmodel import StepLoad
 
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 
 _CLEAR_DEVIATIONS = 4
 """By how many of its p95 errors the step model must be nearer to the truth, to tell what was in a step."""
+
+_PAST_STEPS = 32
+"""Steps that are remembered, to say why a token came late."""
 
 _MOST_DOUBTS = 8
 """Steps after which a prompt without an output is taken for done all the same: something keeps its token back."""
@@ -44,6 +50,8 @@ class Prefill:
     """Whether its first token is seen as soon as it is made; not so for an answer that comes in one piece."""
     tells_delay: bool = False
     """Whether the step that takes it in depends on nothing but the delay of its way there."""
+    request_id: str = ""
+    """Whose prompt it is of."""
     over: bool = False
     doubts: int = 0
     """How often it was taken for done, and was not."""
@@ -111,6 +119,14 @@ class _Step:
         prefills = sum(worked > 0 for worked, _ in work)
         return StepLoad(tokens, self.decodes, self.kv_tokens, attention, prefills)
 
+    def past(self) -> PastStep:
+        """What it was, as far as that is known by now."""
+        largest = max(self.work, key=lambda prefill: self.work[prefill][0], default=None)
+        tokens = 0 if largest is None else self.work[largest][0]
+        return PastStep(
+            self.ended_at, self.seconds, self.load(), largest.request_id if largest and tokens else None, tokens
+        )
+
 
 class StepLog:
     """The last step that has ended, and the outputs that have come since."""
@@ -118,6 +134,7 @@ class StepLog:
     def __init__(self, delay: FeedbackDelay) -> None:
         self._delay = delay
         self._last: _Step | None = None
+        self._past: deque[_Step] = deque(maxlen=_PAST_STEPS)
         self._outputs: list[tuple[Prefill, float]] = []
 
     def on_output(self, prefill: Prefill, now: float) -> None:
@@ -142,12 +159,18 @@ class StepLog:
                 self._delay.learn([at - prefill.released_at for at in of.beginnings])
         self._outputs.clear()
         self._last = step
+        self._past.append(step)
         spent = sum(tokens for tokens, _ in step.work.values())
         if last is None:
             return Judgement(None, 0.0, 0, spent)
         missing = [p for p in last.work if p.is_doubtful and p.shows_first_token and not p.remaining]
         undone = last.undo(missing, joins)
         return Judgement(last.load() if last.observed else None, last.seconds, undone, spent)
+
+    def since(self, at: float) -> list[PastStep]:
+        """Return the steps that ended after ``at``, as far as they are remembered, oldest first."""
+        steps = takewhile(lambda step: step.ended_at > at, reversed(self._past))
+        return [step.past() for step in steps][::-1]
 
     def add(self, prefill: Prefill, tokens: int) -> None:
         """Take ``tokens`` of what remains of a prompt for worked on in the step that has just ended."""

@@ -262,7 +262,9 @@ class Generator:
         if remover is not None and not response.prepared:
             response.headers.popall("Content-Length", None)
         as_one_event = response.prepared and not streamed
-        meter = StreamMeter(report, self.metrics.tbt(report.request_class.name), self.driver.on_tokens)
+        meter = StreamMeter(
+            report, self.metrics.tbt(report.request_class.name), self.driver.on_tokens, self.driver.scheduler.blame
+        )
         kept: bytearray | None = bytearray()
         failure: UpstreamFailure | None = None
         request[STARTED] = response

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from proxy.telemetry.report import MAX_BREACHES, Breach
 from proxy.wire.openai import read_chunk
 from proxy.wire.sse import EventSplitter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from proxy.core.blame import Blame
     from proxy.telemetry.metrics import TbtHistogram
     from proxy.telemetry.report import RequestReport
 
@@ -21,14 +23,19 @@ class StreamMeter:
     start of a stop string) is a sign of life for the scheduler and ends a gap between tokens, but shows nothing yet.
     """
 
-    __slots__ = ("_histogram", "_on_tokens", "_report", "_splitter", "done", "error", "finished")
+    __slots__ = ("_blame", "_histogram", "_on_tokens", "_report", "_splitter", "done", "error", "finished")
 
     def __init__(
-        self, report: RequestReport, histogram: TbtHistogram, on_tokens: Callable[[str, int, float], None]
+        self,
+        report: RequestReport,
+        histogram: TbtHistogram,
+        on_tokens: Callable[[str, int, float], None],
+        blame: Callable[[str, float, int, float], Blame | None] = lambda *_: None,
     ) -> None:
         self._report = report
         self._histogram = histogram
         self._on_tokens = on_tokens
+        self._blame = blame
         self._splitter = EventSplitter()
         self.done = False
         """The stream's own end marker has passed."""
@@ -66,8 +73,24 @@ class StreamMeter:
             self.error |= view.error
         if not chunks:
             return
+        late: float | None = None
         if visible:
-            gap = report.times.on_read(now, chunks)
+            times = report.times
+            gap = times.on_read(now, chunks)
             if gap is not None:
                 self._histogram.observe(gap)
+                if times.tbt_seconds is not None and gap > times.tbt_seconds:
+                    late = gap
         self._on_tokens(report.request_id, chunks, now)
+        if late is not None:
+            self._explain(late, chunks, now)
+
+    def _explain(self, gap: float, chunks: int, now: float) -> None:
+        """Keep and count why a token came late; after the scheduler has been told that it did."""
+        report = self._report
+        blame = self._blame(report.request_id, gap, chunks, now)
+        if blame is None:
+            return
+        self._histogram.blame(blame.cause)
+        if len(report.breaches) < MAX_BREACHES:
+            report.breaches.append(Breach(now, gap, blame))

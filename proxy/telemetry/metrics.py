@@ -17,10 +17,11 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from proxy import __version__
+from proxy.core.blame import Cause
 from proxy.core.health import Condition
 from proxy.core.request import Outcome
 from proxy.core.stepmodel import StepCoefficients
@@ -46,15 +47,20 @@ OTHER = "other"
 class TbtHistogram:
     """Counts of gaps between tokens for one class; as cheap as a list index."""
 
-    __slots__ = ("counts", "sum")
+    __slots__ = ("causes", "counts", "sum")
 
     def __init__(self) -> None:
         self.counts = [0] * (len(_TBT_EDGES) + 1)
         self.sum = 0.0
+        self.causes = dict.fromkeys(Cause, 0)
 
     def observe(self, seconds: float) -> None:
         self.counts[bisect_left(_TBT_EDGES, seconds)] += 1
         self.sum += seconds
+
+    def blame(self, cause: Cause) -> None:
+        """Count why a gap was longer than its deadline."""
+        self.causes[cause] += 1
 
 
 class Metrics:
@@ -334,7 +340,7 @@ class _TbtCollector(Collector):
     def __init__(self, histograms: dict[str, TbtHistogram]) -> None:
         self._histograms = histograms
 
-    def collect(self) -> Iterator[HistogramMetricFamily]:
+    def collect(self) -> Iterator[HistogramMetricFamily | CounterMetricFamily]:
         family = HistogramMetricFamily("slai_tbt_seconds", "Gaps between tokens of all streams", labels=["class"])
         for name, histogram in self._histograms.items():
             total = 0
@@ -344,3 +350,10 @@ class _TbtCollector(Collector):
                 buckets.append((edge, total))
             family.add_metric([name], buckets, sum_value=histogram.sum)
         yield family
+        late = CounterMetricFamily(
+            "slai_tbt_breaches", "Tokens later than their deadline, by cause", labels=["class", "cause"]
+        )
+        for name, histogram in self._histograms.items():
+            for cause, count in histogram.causes.items():
+                late.add_metric([name, cause], count)
+        yield late

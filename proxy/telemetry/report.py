@@ -5,11 +5,14 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from proxy.core.blame import Blame
     from proxy.core.request import Outcome, RequestClass
 
+MAX_BREACHES = 32
+"""Late tokens of one stream of which the cause is kept; all are counted."""
 MAX_GAPS = 16_384
 """Gaps of one stream that are kept for its p99; the maximum, the mean and the misses cover all of them."""
 
@@ -61,6 +64,14 @@ class TokenTimes:
         return min(self.gap_max, sorted(self.gaps)[ceil(0.99 * len(self.gaps)) - 1])  # kept in single precision
 
 
+class Breach(NamedTuple):
+    """One token that came late."""
+
+    at: float
+    gap_seconds: float
+    blame: Blame
+
+
 @dataclass(slots=True)
 class RequestReport:
     """One generation request; times are seconds on the driver's clock."""
@@ -86,6 +97,8 @@ class RequestReport:
     engine_id: str | None = None
     dispatches: int = 0
     times: TokenTimes = field(default_factory=TokenTimes)
+    breaches: list[Breach] = field(default_factory=list)
+    """Of its TBT deadline: the first ones, with their causes."""
     completion_tokens: int | None = None
     asked_usage: bool = False
     """The engine was asked for usage on the proxy's account."""

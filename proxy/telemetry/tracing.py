@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import SpanProcessor
 
-    from proxy.telemetry.report import RequestReport
+    from proxy.telemetry.report import Breach, RequestReport
 
 
 class TracingUnavailableError(RuntimeError):
@@ -81,6 +81,8 @@ class Tracing:
         for name, at in (("dispatched", report.dispatched_at), ("first_token", report.times.first_at)):
             if at is not None:
                 span.add_event(name, timestamp=now_ns - round((now - at) * 1e9))
+        for breach in report.breaches:
+            span.add_event("slai.tbt.breach", _breach(breach), timestamp=now_ns - round((now - breach.at) * 1e9))
         if report.outcome not in (Outcome.COMPLETED, Outcome.CLIENT_GONE):
             span.set_status(Status(StatusCode.ERROR, report.reason))
         span.end(now_ns)
@@ -88,6 +90,19 @@ class Tracing:
     def close(self) -> None:
         if self._provider is not None:
             self._provider.shutdown()
+
+
+def _breach(breach: Breach) -> dict[str, str | int | float]:
+    blame = breach.blame
+    found: dict[str, str | int | float | None] = {
+        "slai.tbt.gap": breach.gap_seconds,
+        "slai.tbt.cause": blame.cause.value,
+        "slai.step.duration": blame.step_seconds or None,
+        "slai.step.prompt_tokens": blame.prompt_tokens or None,
+        "slai.step.largest_prompt.request.id": blame.request_id,
+        "slai.step.largest_prompt.tokens": blame.request_tokens or None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _attributes(report: RequestReport) -> dict[str, str | int | float | bool]:

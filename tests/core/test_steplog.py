@@ -1,5 +1,7 @@
 """``proxy.core.steplog``: what the last steps held, corrected by what came out of them."""
 
+from typing import Any
+
 import pytest
 
 from proxy.core.feedback import FeedbackDelay
@@ -7,7 +9,7 @@ from proxy.core.steplog import _MOST_DOUBTS, Prefill, StepLog
 from proxy.core.stepmodel import OnlineStepModel, StepLoad
 
 
-def make_prefill(remaining: int = 100, *, context: int | None = None, **fields: bool) -> Prefill:
+def make_prefill(remaining: int = 100, *, context: int | None = None, **fields: Any) -> Prefill:
     return Prefill(
         remaining,
         joins=1,

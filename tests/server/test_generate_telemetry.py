@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from live_proxy import CHAT, COMPLETIONS, LiveProxy, live_proxy, until
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from scripted_engine import DONE, Call, Script, delta, last, scripted_engine, token, usage
@@ -49,6 +50,9 @@ class Stage:
         """Attributes of the one span."""
         (span,) = self._exporter.get_finished_spans()
         return dict(span.attributes or {})
+
+    def spans(self) -> tuple[ReadableSpan, ...]:
+        return self._exporter.get_finished_spans()
 
     def sums(self, name: str) -> float:
         return sum(self.proxy.samples(f"{name}_sum").values())
@@ -267,3 +271,28 @@ async def test_names_that_clients_make_up_make_no_series() -> None:
             after = len(proxy.exposition().splitlines())
             assert after == before
             assert proxy.outcomes() == {"completed": 101}
+
+
+async def test_a_late_token_is_told_with_its_cause() -> None:
+    """The engine alone is to blame for a gap in which nothing was sent to it; a class without a deadline has none."""
+    chunks = writes((0.5, token()), (0.52, token()), (3.52, token()), (3.54, token()), (3.54, last() + DONE))
+    async with stage(chunks) as found:
+        await found.proxy.fetch(body=STREAMED, headers={"x-slo-tbt-ms": "100"})
+        (span,) = found.spans()
+        (late,) = [event for event in span.events if event.name == "slai.tbt.breach"]
+        told = dict(late.attributes or {})
+        assert told["slai.tbt.gap"] == pytest.approx(3.0)
+        assert told["slai.tbt.cause"] == "stall"
+        assert span.end_time is not None
+        assert (span.end_time - late.timestamp) / 1e9 == pytest.approx(0.02, abs=1e-3)
+        causes = {labels: n for labels, n in found.proxy.samples("slai_tbt_breaches_total").items() if n}
+        assert causes == {("stall", "relaxed"): 1}
+
+
+async def test_of_a_stream_that_is_always_late_the_first_causes_are_kept_and_all_are_counted() -> None:
+    chunks = writes(*((n / 2, token()) for n in range(50)), (25, last() + DONE))
+    async with stage(chunks) as found:
+        await found.proxy.fetch(body=STREAMED, headers={"x-slo-tbt-ms": "100"})
+        (span,) = found.spans()
+        assert sum(event.name == "slai.tbt.breach" for event in span.events) == 32
+        assert sum(found.proxy.samples("slai_tbt_breaches_total").values()) == 49
