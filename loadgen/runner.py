@@ -81,6 +81,7 @@ async def run_workload(
     progress: Display | None = None,
     stop: asyncio.Event | None = None,
     start_at: float | None = None,
+    records: list[Result] | None = None,
 ) -> list[Result]:
     """Send ``workload`` to the base ``urls`` in turn and return a record of each request that was sent.
 
@@ -89,15 +90,16 @@ async def run_workload(
 
     ``time_scale`` is for a simulated engine that runs that many times faster than a real one: requests leave that
     much closer together, and every time on the records is multiplied back. Setting ``stop`` ends the run at once;
-    what had not finished is marked so. ``start_at`` is the run's time zero on the monotonic clock, by default now.
-    ``standard`` and ``texts`` are as in ``Client``; ``api_key`` goes along as a bearer token.
+    what had not finished is marked so. ``start_at`` is the run's time zero on the monotonic clock, by default now;
+    ``records`` is a list to put the records into, for who wants to see them grow. ``standard`` and ``texts`` are as in
+    ``Client``; ``api_key`` goes along as a bearer token.
     """
     # What is there now stays: the garbage collector need not look at it again and again, each time a pause.
     gc.collect()
     gc.freeze()
-    run = _Run(
-        Counts(len(workload)), stop or asyncio.Event(), time_scale, time.monotonic() if start_at is None else start_at
-    )
+    records = [] if records is None else records
+    started_at = time.monotonic() if start_at is None else start_at
+    run = _Run(Counts(len(workload)), stop or asyncio.Event(), time_scale, started_at, records)
     for scheduled in workload:
         if scheduled.after is not None:
             run.followers[scheduled.after].append(scheduled)

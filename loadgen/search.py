@@ -171,7 +171,11 @@ def _walk(plan: SearchPlan, findings: Findings) -> Outcome:
             if rate <= plan.lowest or rate < 1e-4 * plan.start:
                 break
             rate = _rounded(max(rate / 2, plan.lowest))
-    estimate, interval = _estimate(low, high, judged(plan, findings)) if low and high else (None, None)
+    estimate, interval = None, None
+    if low and high:
+        # The verdicts may have needed few seeds, where the figure between them is as good as all of them make it.
+        ends = [_judge(plan, findings, judgement.rate, to_the_last=True) for judgement in (low, high)]
+        estimate, interval = _estimate(ends[0], ends[1], high.breaks, judged(plan, findings))
     return Outcome(
         low.rate if low else None,
         high.rate if high else None,
@@ -186,18 +190,20 @@ def _rounded(rate: float) -> float:
     return float(f"{rate:.5g}")
 
 
-def _judge(plan: SearchPlan, findings: Findings, rate: float) -> Judgement:
+def _judge(plan: SearchPlan, findings: Findings, rate: float, *, to_the_last: bool = False) -> Judgement:
     have: list[Finding] = []
     for number, seed in enumerate(plan.seeds):
         finding = findings.get(Trial(rate, seed))
         if finding is None:
             missing = (Trial(rate, s) for s in plan.seeds[number:] if Trial(rate, s) not in findings)
             # All that are run in any case, and not the ones that may not be needed.
-            enough = max(1, min(plan.at_once, plan.least_seeds - number))
+            enough = plan.at_once if to_the_last else max(1, min(plan.at_once, plan.least_seeds - number))
             raise _Wanted([trial for trial, _ in zip(missing, range(enough), strict=False)])
         have.append(finding)
         judgement = _verdict(rate, have)
-        if _clear(have) or (len(have) >= plan.least_seeds and judgement.certain):
+        if _clear(have) and (not to_the_last or finding.ended_early is not None):
+            return judgement
+        if len(have) >= plan.least_seeds and judgement.certain and not to_the_last:
             return judgement
     return judgement
 
@@ -244,15 +250,16 @@ def _mean_margin(margins: Sequence[Margin]) -> tuple[float, float]:
 
 
 def _estimate(
-    low: Judgement, high: Judgement, judgements: Sequence[Judgement]
+    low: Judgement, high: Judgement, breaks: Sequence[str], judgements: Sequence[Judgement]
 ) -> tuple[float, tuple[float, float] | None]:
-    """Return where the first limit is crossed, and its interval."""
-    names = [name for name in high.breaks if name in high.means]
+    """Return where the first limit is crossed, and its interval; all seeds may put it a little beside the two rates."""
     crossings = []
-    for name in names:
+    for name in breaks:
+        if name not in high.means:
+            continue
         below, above = low.means[name][0], high.means[name][0]
-        share = -below / (above - below) if above > below else 0.0
-        crossings.append((low.rate * (high.rate / low.rate) ** min(1.0, max(0.0, share)), name))
+        share = -below / (above - below) if above > below else 0.5
+        crossings.append((low.rate * (high.rate / low.rate) ** min(2.0, max(-1.0, share)), name))
     if not crossings:
         return sqrt(low.rate * high.rate), None
     estimate, name = min(crossings)

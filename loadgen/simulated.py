@@ -9,13 +9,12 @@ from proxy.sim.engine import EngineConfig
 from proxy.sim.policies import PolicyOptions, find_policy
 from proxy.sim.profiles import PROFILES, Jitter
 from proxy.sim.simulator import SimulationConfig, limits_of, simulate
-from proxy.sim.workload import TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from proxy.sim.records import RequestRecord
-    from proxy.sim.workload import ScheduledRequest, Trace
+    from proxy.sim.workload import ScheduledRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +34,18 @@ class SimulatedServer:
         policy = find_policy(self.policy)
         return simulate(workload, policy.simulation(self.simulation, seed), policy.scheduler(self.options)).records
 
-    def check(
-        self, trace: Trace, scale_lengths: float = 1.0, most: tuple[int | None, int | None] = (None, None)
-    ) -> None:
-        """Make sure that every request fits an engine.
+    def check(self, workload: Sequence[ScheduledRequest]) -> None:
+        """Make sure that it can serve such requests.
 
         Raises:
-            TraceError: one does not.
+            ValueError: one is longer than the KV cache, or waits for another's answer.
         """
+        if any(r.after is not None for r in workload):
+            raise ValueError("--simulate knows no sessions and no closed loop; leave --turns and --concurrency out")
         room = limits_of(self.simulation.engine).kv_tokens or 0
-        longest = max(
-            min(round(size.prompt_tokens * scale_lengths), most[0] or size.prompt_tokens)
-            + min(round(size.output_tokens * scale_lengths), most[1] or size.output_tokens)
-            for size in trace.lengths
-        )
+        longest = max(r.prompt_tokens + r.output_tokens for r in workload)
         if longest > room:
-            raise TraceError(f"{trace.name}: a request of {longest:,} tokens can never fit the KV cache of {room:,}")
+            raise ValueError(f"a request of {longest:,} tokens can never fit the simulated KV cache of {room:,}")
 
     def describe(self) -> dict[str, Any]:
         """For a report's ``config``: all that it takes to have the same servers again."""

@@ -1,6 +1,7 @@
 """A run judged, and the whole search against queues whose answer is known."""
 
-from math import ceil, exp, factorial
+from dataclasses import replace
+from math import exp, factorial
 from random import Random
 
 import numpy as np
@@ -8,13 +9,15 @@ import pytest
 from samples import failed, result
 from scripted_upstream import request_at
 
-from loadgen.load import Load, at_exact_rate, evenly
+from loadgen.load import SearchedLoad, at_exact_rate, evenly
+from loadgen.planning import Demand
 from loadgen.results import Result
 from loadgen.search import Finding, Outcome, SearchPlan, Trial, next_step
 from loadgen.slo import Slo, parse_slo
 from loadgen.stability import growth_of, waiting_at
+from loadgen.traces import RowTrace, load
 from loadgen.trials import broken_for_sure, find
-from proxy.sim.workload import ScheduledRequest, sharegpt_like
+from proxy.sim.workload import SHAREGPT_LIKE, ScheduledRequest
 
 SERVICE_SECONDS = 1.0
 
@@ -68,8 +71,8 @@ def test_the_capacity_of_a_queue_by_its_p90_is_the_one_of_the_formula() -> None:
 
 
 def test_beyond_its_capacity_a_queue_is_seen_to_grow_and_below_it_not() -> None:
-    for load, unstable in ((0.5, False), (0.9, False), (1.1, True), (2.0, True)):
-        found = [growth_of(serve_in_turn(arrivals(Trial(load, seed), 1000)), 50.0) for seed in range(8)]
+    for utilisation, unstable in ((0.5, False), (0.9, False), (1.1, True), (2.0, True)):
+        found = [growth_of(serve_in_turn(arrivals(Trial(utilisation, seed), 1000)), 50.0) for seed in range(8)]
         assert [growth.unstable for growth in found] == [unstable] * 8
     assert found[0].share == pytest.approx(0.5, abs=0.05)
 
@@ -106,20 +109,32 @@ def test_a_limit_is_given_up_only_when_nothing_can_save_it() -> None:
     assert broken_for_sure(parse_slo("attainment[other]>=50%"), waiting, 9.0, planned) is None
 
 
-def test_even_draws_have_the_traces_lengths_and_exactly_the_rate() -> None:
-    trace = sharegpt_like()
-    whole = sum(size.prompt_tokens for size in trace.lengths) / len(trace.lengths)
+@pytest.fixture(scope="module")
+def trace() -> RowTrace:
+    found = load(SHAREGPT_LIKE)
+    assert isinstance(found, RowTrace)
+    return found
+
+
+def test_even_draws_have_the_traces_lengths_and_exactly_the_rate(trace: RowTrace) -> None:
+    whole = sum(row.prompt_tokens for row in trace.rows) / len(trace.rows)
+    even = SearchedLoad(trace, Demand(requests=400))
     for seed in range(3):
-        even, free = Load(trace, 400, even=True).draw(2.0, seed), Load(trace, 400).draw(2.0, seed)
-        assert even[-1].at_seconds == pytest.approx(200.0)
-        assert sum(r.prompt_tokens for r in even) / 400 == pytest.approx(whole, rel=0.01)
-        assert len(free) == len(even) == 400
-    assert Load(trace, 400, even=True).draw(2.0, 2) == even
-    assert len(evenly(trace, 3, 0).lengths) == 3
+        drawn = even.draw(2.0, seed)
+        assert drawn[-1].at_seconds == pytest.approx(200.0)
+        assert sum(r.prompt_tokens for r in drawn) / 400 == pytest.approx(whole, rel=0.01)
+    assert even.draw(2.0, 2) == drawn
+    assert even.draw(2.0, 1) != drawn
 
 
-def test_even_draws_at_two_rates_are_the_same_requests_closer_together() -> None:
-    slow, quick = (Load(sharegpt_like(), 50, even=True).draw(rate, 1) for rate in (1.0, 2.0))
-    assert [r.prompt_tokens for r in slow] == [r.prompt_tokens for r in quick]
-    assert [r.at_seconds / 2 for r in slow] == pytest.approx([r.at_seconds for r in quick])
-    assert ceil(slow[-1].at_seconds) == 50
+def test_a_trace_whose_requests_share_text_keeps_its_order(trace: RowTrace) -> None:
+    shared = replace(trace, rows=tuple(replace(row, blocks=(1,), block_tokens=16) for row in trace.rows[:5]))
+    assert evenly(shared, 3, 0) is shared
+    assert len(evenly(trace, 3, 0).rows) == 3
+
+
+def test_draws_at_two_rates_are_the_same_requests_closer_together(trace: RowTrace) -> None:
+    for even in (True, False):
+        slow, quick = (SearchedLoad(trace, Demand(requests=50), even=even).draw(rate, 1) for rate in (1.0, 2.0))
+        assert [r.prompt_tokens for r in slow] == [r.prompt_tokens for r in quick]
+        assert [r.at_seconds / 2 for r in slow] == pytest.approx([r.at_seconds for r in quick], abs=1e-5)
