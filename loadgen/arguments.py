@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, NoReturn
-from urllib.parse import urlsplit
 
-from loadgen.client import Api
+from loadgen.capacity_command import add_capacity
 from loadgen.demo import DemoPlan
 from loadgen.inspect_command import add_inspect
 from loadgen.load_arguments import LOAD_NOTES, add_load_arguments, count, positive
+from loadgen.output import Format, add_report_arguments
 from loadgen.selftest_command import add_selftest
+from loadgen.server_arguments import add_server_arguments
 from proxy import __version__
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
     )
+    add_capacity(commands)
     add_inspect(commands)
     add_selftest(commands)
     _add_plan(
@@ -129,45 +131,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     add_load_arguments(parser)
-    how = parser.add_argument_group("how it is sent")
-    how.add_argument(
-        "--url", required=True, type=_urls, metavar="URL[,URL]", help="servers; several get the requests in turn"
-    )
-    how.add_argument("--model", metavar="NAME", help="model to ask for (default: the first that the server lists)")
-    how.add_argument(
-        "--api",
-        type=Api,
-        choices=list(Api),
-        default=Api.COMPLETIONS,
-        help="completions sends token ids of exact number (default); chat sends text of about that length",
-    )
-    how.add_argument(
-        "--timeout", type=positive, default=600.0, metavar="S", help="give a request up after S seconds (default: 600)"
-    )
-    how.add_argument(
-        "--wait", type=positive, default=10.0, metavar="S", help="wait S seconds for the servers (default: 10)"
-    )
-    how.add_argument(
-        "--processes",
-        type=count,
-        default=1,
-        metavar="N",
-        help="send from N processes (default: 1); slai-loadgen selftest tells what one can do on this machine",
-    )
-    how.add_argument(
-        "--time-scale",
-        type=positive,
-        default=1.0,
-        metavar="K",
-        help="for a simulated engine that runs K times faster than real: send K times faster, and report in its time",
-    )
-    how.add_argument(
-        "--send-class",
-        action="store_true",
-        help="send the class's name too, as x-slo-class; a proxy that does not know it answers 400",
-    )
-    report = parser.add_argument_group("report")
-    report.add_argument("--json", metavar="OUT", help="write the whole report to this file; - for standard output")
+    add_server_arguments(parser)
+    add_report_arguments(parser, Format.JSON, Format.HTML, Format.RECORDS)
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
@@ -205,16 +170,3 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, default=plan.seed, metavar="N", help=f"draws the requests (default: {plan.seed})"
     )
     parser.add_argument("--json", metavar="OUT", help="write both reports to this file; - for standard output")
-
-
-def _urls(text: str) -> list[str]:
-    urls = [part.strip().rstrip("/").removesuffix("/v1") for part in text.split(",")]
-    for url in urls:
-        try:
-            parts = urlsplit(url)
-            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # A port that is no number, an unclosed bracket.
-            usable = False
-        if not usable:
-            raise argparse.ArgumentTypeError(f"{url!r} is not a URL such as http://localhost:8000")
-    return urls

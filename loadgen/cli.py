@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import secrets
 import signal
 import sys
 from collections import Counter
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,28 +16,32 @@ from rich.console import Console
 
 from loadgen import eventloop
 from loadgen.arguments import parse_arguments
+from loadgen.capacity_command import run_capacity
 from loadgen.children import ChildError
 from loadgen.demo import DemoPlan, run_demo
 from loadgen.demo_text import show_introduction, show_outcome
 from loadgen.inspect_command import run_inspect
 from loadgen.load_arguments import plan_load
+from loadgen.output import publish, refuse_unwritable, table_console, write_json
 from loadgen.planning import PlanError
-from loadgen.processes import ProcessError, run_in_processes
+from loadgen.processes import ProcessError
 from loadgen.progress import open_display
 from loadgen.report import (
     SCHEMA_VERSION,
     Document,
     build_document,
     comparison_table,
+    compat_tables,
     describe_classes,
     remarks,
     run_tables,
     same_workload,
     show,
 )
-from loadgen.runner import NotReadyError, run_workload, wait_until_ready
+from loadgen.runner import NotReadyError
 from loadgen.schedule import write_schedule
 from loadgen.selftest_command import run_selftest
+from loadgen.server_arguments import allow_many_sockets, live, simulated
 from proxy import __version__
 from proxy.sim.workload import PAPER_CLASSES, ClassShare, TraceError
 
@@ -48,9 +49,9 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from loadgen.results import Result
     from loadgen.schedule import Schedule
     from loadgen.traces import RowTrace
+    from proxy.sim.records import RequestRecord
 
 _FINE, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
 
@@ -73,12 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "inspect":
             return run_inspect(args)
         if args.command == "selftest":
-            _allow_many_sockets()
+            allow_many_sockets()
             return run_selftest(args)
         if args.command == "plan":
             return _write_plan(args)
+        if args.command == "capacity":
+            return run_capacity(args)
         return eventloop.run(run_command(args))
-    except (UsageError, PlanError, TraceError) as error:
+    except (UsageError, PlanError, TraceError, ValueError) as error:
         print(f"slai-loadgen: {error}", file=sys.stderr)
         return _USAGE
     except (ChildError, NotReadyError, ProcessError) as error:
@@ -90,52 +93,41 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def run_command(args: argparse.Namespace) -> int:
     """Carry out ``slai-loadgen run`` and return the exit status."""
+    if (args.url is None) == (args.simulate is None):
+        raise UsageError("run sends to servers (--url) or to the simulator (--simulate): give one of them")
     trace, planned = plan_load(args, _tell)
     workload = planned.schedule.requests
     described = _describe(args.trace, trace, len(workload))
-    _check_output(args.json)
-    notes = Console(stderr=True)
-    model = await wait_until_ready(
-        args.url,
-        patience_seconds=args.wait,
-        model=args.model,
-        on_wait=lambda reason: print(f"waiting up to {args.wait:g} s for {reason}", file=sys.stderr),
-    )
+    refuse_unwritable(args)
     nonce = secrets.randbits(53)  # As large as any JSON reader holds exactly.
-    _allow_many_sockets()
-
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, stop.set)
-    try:
-        with open_display(notes) as display:
-            send: Any = run_workload
-            if args.processes > 1:
-                send = partial(run_in_processes, processes=args.processes)
-            records: list[Result] = await send(
-                workload,
-                args.url,
-                model=model,
-                api=args.api,
-                time_scale=args.time_scale,
-                timeout_seconds=args.timeout,
-                send_class=args.send_class,
-                nonce=nonce,
-                progress=display,
-                stop=stop,
-            )
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
+    records: Sequence[RequestRecord]
+    if args.simulate is not None:
+        (simulator,) = simulated(args, [args.policy])
+        simulator.check(workload)
+        records, measured = simulator.serve(workload, args.seed), simulator.describe()
+    else:
+        server = await live(args, args.url, _tell)
+        allow_many_sockets()
+        measured = server.describe()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, stop.set)
+        try:
+            with open_display(Console(stderr=True)) as display:
+                records = await server.serve(workload, nonce=nonce, progress=display, stop=stop)
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
 
     document = build_document(
         records,
         planned=len(workload),
-        config=_config(args, trace, planned.schedule, model, nonce),
+        config={**_config(args, trace, planned.schedule), **measured, "prompt_nonce": nonce},
         trace=described,
         clipped=planned.clipped,
         interrupted=stop.is_set(),
+        compat=args.compat,
     )
-    _publish(document, args.json)
+    _publish(args, document, records)
     if stop.is_set():
         return _INTERRUPTED
     return _FINE if document["valid"] else _FAILED
@@ -156,30 +148,20 @@ def _write_plan(args: argparse.Namespace) -> int:
     return _FINE
 
 
-def _config(
-    args: argparse.Namespace, trace: RowTrace | None, schedule: Schedule, model: str, nonce: int
-) -> dict[str, Any]:
+def _config(args: argparse.Namespace, trace: RowTrace | None, schedule: Schedule) -> dict[str, Any]:
     rate = args.rate and (args.rate.single or str(args.rate))
     return {
         "version": __version__,
-        "urls": args.url,
-        "model": model,
-        "api": args.api,
         "rate": rate,
         "requests": len(schedule.requests),
         "seed": args.seed,
         "schedule_sha256": schedule.digest,
         "origin": schedule.origin,
         "classes": _classes(args, trace, schedule),
-        "send_class": args.send_class,
         "tenants": args.tenants,
         "max_prompt_tokens": args.max_prompt_tokens,
         "max_output_tokens": args.max_output_tokens,
         "scale_lengths": args.scale_lengths,
-        "time_scale": args.time_scale,
-        "timeout_s": args.timeout,
-        "prompt_nonce": nonce,
-        "processes": args.processes,
     }
 
 
@@ -207,27 +189,21 @@ def _describe(name: str, trace: RowTrace | None, requests: int) -> dict[str, Any
     }
 
 
-def _publish(document: Document, target: str | None) -> None:
-    """Print the tables, and write the document to ``target`` where one is given."""
-    console = _console(stderr=target == "-")
+def _publish(args: argparse.Namespace, document: Document, records: Sequence[RequestRecord]) -> None:
+    """Print the tables, and write the files that are wanted."""
+    console = table_console(stderr=args.json == "-")
     show(console, run_tables(document))
+    if document["compat"]:
+        show(console, *compat_tables(document))
     for remark in remarks(document):
         console.print(remark, markup=False, highlight=False, soft_wrap=True)
-    _write(document, target)
-
-
-def _write(document: Document, target: str | None) -> None:
-    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-    elif target is not None:
-        Path(target).write_text(text, encoding="utf-8")
+    publish(args, document, records)
 
 
 def _compare(first: str, second: str) -> int:
     a, b = _read_document(first), _read_document(second)
     names = (Path(first).stem, Path(second).stem)
-    show(_console(), comparison_table(a, b, names if names[0] != names[1] else (first, second)))
+    show(table_console(), comparison_table(a, b, names if names[0] != names[1] else (first, second)))
     if not same_workload(a, b):
         print("The two runs had different workloads; their difference says little.", file=sys.stderr)
     for name, document in ((first, a), (second, b)):
@@ -237,14 +213,14 @@ def _compare(first: str, second: str) -> int:
 
 
 def _demo(args: argparse.Namespace) -> int:
-    _check_output(args.json)
-    _allow_many_sockets()
+    refuse_unwritable(args)
+    allow_many_sockets()
     plan = DemoPlan(args.rate, args.requests, args.speed, args.seed)
     notes = Console(stderr=True)
     show_introduction(plan, notes)
     outcome = run_demo(plan, notes)
-    show_outcome(outcome, _console(stderr=args.json == "-"))
-    _write(outcome.document(), args.json)
+    show_outcome(outcome, table_console(stderr=args.json == "-"))
+    write_json(outcome.document(), args.json)
     if outcome.failure is not None:
         print(f"slai-loadgen: {outcome.failure}", file=sys.stderr)
     if outcome.interrupted:
@@ -265,27 +241,3 @@ def _read_document(name: str) -> Document:
         raise UsageError(f"{name}: not a report of slai-loadgen run --json")
     found: Document = document
     return found
-
-
-def _console(*, stderr: bool = False) -> Console:
-    console = Console(stderr=stderr)
-    # A pipe has no width; rich would take 80 columns and cut the tables.
-    return console if console.is_terminal else Console(stderr=stderr, width=160)
-
-
-def _check_output(target: str | None) -> None:
-    """Find out before a long run, not after it, that its report cannot be written."""
-    if target in (None, "-"):
-        return
-    path = Path(target)
-    if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-        raise UsageError(f"--json: cannot write to {target}")
-
-
-def _allow_many_sockets() -> None:
-    # An overloaded server leaves thousands of streams open at once; the usual soft limit is 1,024.
-    with suppress(ImportError, ValueError, OSError):
-        import resource  # noqa: PLC0415 - not on Windows
-
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

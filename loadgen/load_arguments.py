@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from loadgen.arrivals import Arrivals, Process, Rate, parse_arrivals, parse_rate
 from loadgen.inspect_command import window
+from loadgen.load import SearchedLoad
 from loadgen.planning import Demand, Plan, PlanError, SharedPrefix, plan
 from loadgen.schedule import Schedule
 from loadgen.traces import load
@@ -39,17 +41,21 @@ texts        unique, so that no prefix cache flatters; blocks that a trace names
 """
 
 
-def add_load_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options to a command."""
+def add_load_arguments(parser: argparse.ArgumentParser, *, searched: bool = False) -> None:
+    """Add the options to a command; of one that chooses the rates itself, without those that would fix it."""
     add = parser.add_argument_group("load").add_argument
-    add(
-        "--rate",
-        type=_rate,
-        metavar="R",
-        help="requests per second on average, or steps R@SECONDS,... and ramps R..R@SECONDS",
-    )
-    add("--requests", type=count, metavar="N", help="how many requests to send")
-    add("--seconds", type=positive, metavar="S", help="send for so long, instead of or besides --requests")
+    if searched:
+        parser.set_defaults(rate=None, seconds=None, concurrency=None, speedup=1.0, turns="history", think=None)
+        add("--requests", type=count, default=1000, metavar="N", help="requests in a run (default: 1000)")
+    else:
+        add(
+            "--rate",
+            type=_rate,
+            metavar="R",
+            help="requests per second on average, or steps R@SECONDS,... and ramps R..R@SECONDS",
+        )
+        add("--requests", type=count, metavar="N", help="how many requests to send")
+        add("--seconds", type=positive, metavar="S", help="send for so long, instead of or besides --requests")
     add(
         "--trace",
         default=SHAREGPT_LIKE,
@@ -61,10 +67,13 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
         "--arrivals",
         type=_told(parse_arrivals),
         metavar="HOW",
-        help="poisson, gamma:CV, constant or trace (default: poisson with a --rate, without one the trace's own times)",
+        help="poisson, gamma:CV or constant (default: poisson)"
+        if searched
+        else "poisson, gamma:CV, constant or trace (default: poisson with a --rate, without one the trace's own times)",
     )
-    add("--concurrency", type=count, metavar="N", help="a closed loop of N users instead of a rate")
-    add("--speedup", type=positive, default=1.0, metavar="K", help="the trace's own times pass K times as fast")
+    if not searched:
+        add("--concurrency", type=count, metavar="N", help="a closed loop of N users instead of a rate")
+        add("--speedup", type=positive, default=1.0, metavar="K", help="the trace's own times pass K times as fast")
     add(
         "--window",
         type=window,
@@ -72,19 +81,8 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="START:END",
         help="only this part of the trace, in seconds since its first request",
     )
-    add(
-        "--turns",
-        choices=("history", "sessions"),
-        default="history",
-        help="conversations as requests of their own with all that came before in the prompt (default), or as sessions",
-    )
-    add(
-        "--think",
-        type=_not_negative,
-        metavar="S",
-        help="mean time from an answer to the user's next turn, where the trace tells none (default: 5, and 0 between "
-        "the requests of a closed loop)",
-    )
+    if not searched:
+        _add_turns(add)
     add(
         "--share-prefix",
         type=_shared_prefix,
@@ -115,6 +113,57 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     add("--scale-lengths", type=positive, default=1.0, metavar="F", help="multiply all lengths by F, before clipping")
 
 
+def _add_turns(add: Callable[..., object]) -> None:
+    add(
+        "--turns",
+        choices=("history", "sessions"),
+        default="history",
+        help="conversations as requests of their own with all that came before in the prompt (default), or as sessions",
+    )
+    add(
+        "--think",
+        type=_not_negative,
+        metavar="S",
+        help="mean time from an answer to the user's next turn, where the trace tells none (default: 5, and 0 between "
+        "the requests of a closed loop)",
+    )
+
+
+def searched_load(args: argparse.Namespace, tell: Callable[[str], None]) -> SearchedLoad:
+    """Read the trace whose requests come at rates that a search chooses.
+
+    Raises:
+        PlanError: it cannot be used for that.
+        TraceError: the trace cannot be read.
+    """
+    classes = _class_shares(args)
+    trace = load(args.trace, seed=args.seed, window=args.window)
+    if isinstance(trace, Schedule):
+        raise PlanError(f"{args.trace} is a schedule, whose times are fixed; a search chooses the rate: give a trace")
+    demand = _demand(args, classes)
+    if demand.arrivals.process is Process.TRACE:
+        if args.arrivals is not None:
+            raise PlanError("--arrivals trace: a search chooses the rate, and a trace's own times have one")
+        demand = replace(demand, arrivals=Arrivals())
+    _tell_of(trace, tell)
+    return SearchedLoad(trace, demand)
+
+
+def _class_shares(args: argparse.Namespace) -> list[ClassShare]:
+    classes: list[ClassShare] = args.classes or list(PAPER_CLASSES)
+    if len({c.request_class.name for c in classes}) < len(classes):
+        raise PlanError("--class: two classes have the same name")
+    return classes
+
+
+def _tell_of(trace: RowTrace, tell: Callable[[str], None]) -> None:
+    if trace.dropped:
+        reasons = ", ".join(f"{n} x {reason}" for reason, n in trace.dropped.most_common())
+        tell(f"{trace.name}: {trace.dropped.total()} of {trace.rows_read} rows left out: {reasons}")
+    for note in trace.notes:
+        tell(f"{trace.name}: {note}")
+
+
 def plan_load(args: argparse.Namespace, tell: Callable[[str], None]) -> tuple[RowTrace | None, Plan]:
     """Read the trace that ``args`` name and decide every request; ``tell`` hears what was left out and put right.
 
@@ -124,9 +173,7 @@ def plan_load(args: argparse.Namespace, tell: Callable[[str], None]) -> tuple[Ro
         PlanError: it cannot be planned.
         TraceError: the trace cannot be read.
     """
-    classes: list[ClassShare] = args.classes or list(PAPER_CLASSES)
-    if len({c.request_class.name for c in classes}) < len(classes):
-        raise PlanError("--class: two classes have the same name")
+    classes = _class_shares(args)
     if args.concurrency is not None and args.tenants:
         # Their parts of a rate that nobody sets would be parts of the users, which is another question.
         raise PlanError("--tenants are parts of a rate, and a closed loop has none")
@@ -135,11 +182,7 @@ def plan_load(args: argparse.Namespace, tell: Callable[[str], None]) -> tuple[Ro
         if args.rate or args.arrivals or args.concurrency or args.classes or args.tenants or args.turns == "sessions":
             raise PlanError(f"{args.trace} is a schedule: when and by whom each request comes is decided already")
         return None, Plan(trace)
-    if trace.dropped:
-        reasons = ", ".join(f"{n} x {reason}" for reason, n in trace.dropped.most_common())
-        tell(f"{trace.name}: {trace.dropped.total()} of {trace.rows_read} rows left out: {reasons}")
-    for note in trace.notes:
-        tell(f"{trace.name}: {note}")
+    _tell_of(trace, tell)
     return trace, plan(trace, _demand(args, classes))
 
 

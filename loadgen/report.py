@@ -9,7 +9,9 @@ from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 
-from proxy.sim.records import quantiles, summarise
+from loadgen.compat import Compat, compat_figures
+from loadgen.curves import curves_of
+from loadgen.metrics import measure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from proxy.sim.records import RequestRecord
     from proxy.sim.workload import ClassShare
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Document = dict[str, Any]
 """The report of one run as it goes to JSON; times in seconds of the run's own time."""
@@ -35,14 +37,16 @@ def build_document(
     trace: Mapping[str, Any],
     clipped: int = 0,
     interrupted: bool = False,
+    compat: Iterable[Compat] = (),
 ) -> Document:
     """Describe a run of ``planned`` requests, of which ``records`` were sent and ``clipped`` had a length cut."""
-    metrics = summarise(records)
-    delay = quantiles((r.sent_at - r.request.at_seconds for r in records if r.sent_at is not None), 50, 99)
+    metrics = measure(records)
+    delay = metrics.pop("schedule_delay_s")
     short = sum(r.completed and r.tokens != r.request.output_tokens for r in records)
     reason = _why_invalid(metrics, delay["p99"], interrupted=interrupted)
     return {
         "schema_version": SCHEMA_VERSION,
+        "kind": "run",
         "config": dict(config),
         "trace": dict(trace),
         "counts": {
@@ -55,6 +59,8 @@ def build_document(
             "by_class": Counter(r.request.request_class.name for r in records),
         },
         "metrics": metrics,
+        "compat": {str(whose): compat_figures(whose, records) for whose in compat},
+        "curves": curves_of(records),
         "schedule_delay_s": delay,
         "interrupted": interrupted,
         "valid": reason is None,
@@ -87,7 +93,7 @@ def run_tables(document: Document) -> Group:
     metrics, counts = document["metrics"], document["counts"]
     deadlines = {c["name"]: c for c in document["config"].get("classes", [])}
 
-    ttft = _table("TTFT of", "requests", "p50 (s)", "p90 (s)", "p99 (s)")
+    ttft = new_table("TTFT of", "requests", "p50 (s)", "p90 (s)", "p99 (s)")
     ttft.add_row("all", str(metrics["requests"]), *(_number(metrics["ttft_s"][p]) for p in ("p50", "p90", "p99")))
     for name, row in metrics["ttft_s_by_class"].items():
         ttft.add_row(name, str(counts["by_class"][name]), *(_number(row[p]) for p in ("p50", "p90", "p99")))
@@ -97,13 +103,13 @@ def run_tables(document: Document) -> Group:
     for name, row in metrics.get("ttft_s_by_tenant", {}).items():
         ttft.add_row(f"tenant {name}", str(row["requests"]), *(_number(row[p]) for p in ("p50", "p90", "p99")))
 
-    classes = _table("class", "TBT p50 (ms)", "TBT p99 (ms)", "deadline (ms)", "attainment (%)")
+    classes = new_table("class", "TBT p50 (ms)", "TBT p99 (ms)", "deadline (ms)", "attainment (%)")
     for name, row in metrics["tbt_s"].items():
         deadline = deadlines.get(name, {}).get("tbt_s")
         figures = (_milli(row["p50"]), _milli(row["p99"]), _milli(deadline))
         classes.add_row(name, *figures, _percent(metrics["attainment"][name]))
 
-    totals = _table("in all", "unit", "value")
+    totals = new_table("in all", "unit", "value")
     for label, unit, value in (
         ("sent", "requests", f"{counts['sent']:,}"),
         ("completed", "requests", f"{counts['completed']:,}"),
@@ -115,6 +121,26 @@ def run_tables(document: Document) -> Group:
     ):
         totals.add_row(label, unit, value)
     return Group(ttft, classes, totals)
+
+
+def compat_tables(document: Document) -> list[Table]:
+    """Other tools' figures of the same run, beside ours and apart from them."""
+    ours, found = document["metrics"]["all"], []
+    for whose, figures in document["compat"].items():
+        drawn = new_table(f"as {whose} defines it", "mean", "p50", "p99", "ours: mean", "p50", "p99")
+        for name, row in figures.items():
+            if name == "per_s":
+                rates = (document["metrics"]["completed_per_s"], document["metrics"]["tokens_per_s"])
+                for key, rate in zip(("requests", "output_tokens"), rates, strict=True):
+                    drawn.add_row(f"{key.replace('_', ' ')}/s", _number(row[key], 2), "", "", _number(rate, 2), "", "")
+                continue
+            own = ours["tbt_s" if name == "itl_s" else name]
+            cells = (*(row[p] for p in ("mean", "p50", "p99")), *(own[p] for p in ("mean", "p50", "p99")))
+            drawn.add_row(f"{name.removesuffix('_s').upper()} (ms)", *map(_milli, cells))
+        drawn.caption = "; ".join(f"{name}: {row['meaning']}" for name, row in figures.items())
+        drawn.caption_justify = "left"
+        found.append(drawn)
+    return found
 
 
 def remarks(document: Document) -> list[str]:
@@ -140,7 +166,7 @@ def comparison_table(a: Document, b: Document, names: tuple[str, str] = ("a", "b
 
     ``by_length`` adds TTFT for each range of prompt lengths.
     """
-    table = _table("", "unit", *names, f"{names[1]} / {names[0]}")
+    table = new_table("", "unit", *names, f"{names[1]} / {names[0]}")
     classes, buckets = _labels(a, b)
     labels = (classes, buckets if by_length else [])
     for (label, unit, digits, first), (_, _, _, second) in zip(_figures(a, labels), _figures(b, labels), strict=True):
@@ -215,7 +241,8 @@ def _figures(document: Document, labels: _Labels) -> Iterator[tuple[str, str, in
     yield "failed", "requests", 0, document["counts"]["failed"]
 
 
-def _table(first: str, *columns: str) -> Table:
+def new_table(first: str, *columns: str) -> Table:
+    """Return an empty table: the first column names the row, the others are figures."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(first, no_wrap=True)
     for column in columns:
