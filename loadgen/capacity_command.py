@@ -76,7 +76,9 @@ def add_capacity(commands: argparse._SubParsersAction[Any]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     group = parser.add_argument_group("what to find")
-    group.add_argument("--slo", required=True, metavar="LIMITS", help=f"limits with commas between: '{EXAMPLE}'")
+    group.add_argument(
+        "--slo", required=True, metavar="LIMITS", help=f"limits with commas between: '{EXAMPLE}'".replace("%", "%%")
+    )
     group.add_argument(
         "--start", type=positive, default=1.0, metavar="R", help="the first rate, in requests per second (default: 1)"
     )

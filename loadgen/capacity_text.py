@@ -18,7 +18,8 @@ def capacity_table(document: Document) -> Table:
     """A row for each rate: the verdict, and the mean of each limited figure over the seeds."""
     points = document["capacity"]["points"]
     names = list(points[0]["margins"]) if points else []
-    drawn = new_table("req/s", "runs", "verdict", *names, "attainment", "goodput (1/s)")
+    more = [] if "attainment" in names else ["attainment"]
+    drawn = new_table("req/s", "runs", "verdict", *names, *more, "goodput (1/s)")
     for point in points:
         runs = point["runs"]
         verdict = ("kept" if point["kept"] else "broken") + ("" if point["certain"] else " (by the mean)")
@@ -27,7 +28,7 @@ def capacity_table(document: Document) -> Table:
             str(len(runs)),
             verdict,
             *(_cell([run["values"][name] for run in runs], share=point["margins"][name]["share"]) for name in names),
-            _cell([run["attainment"] for run in runs], share=True),
+            *(_cell([run[name] for run in runs], share=True) for name in more),
             _mean([run["attained_per_s"] for run in runs]),
         )
     return drawn

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 WIDTH, HEIGHT = 460, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 24, 12, 44
+
+_LEAST = 1e-12
+"""Less is nothing."""
+_LEAST_OF_MOST = 1e-8
+"""A logarithmic axis goes no further down than that below its top."""
 
 SERIES_COLOURS = 6
 """As many as the style sheet has; more series begin again."""
@@ -71,12 +76,14 @@ class _Scale:
     """From values to places on the page."""
 
     def __init__(self, axis: Axis, values: Iterable[float], start: float, end: float) -> None:
-        known = [value for value in values if not axis.log or value > 0]
+        known = [value for value in values if not axis.log or value > _LEAST]
         low = min(known, default=0.1 if axis.log else 0.0) if axis.low is None else axis.low
         high = max(known, default=1.0) if axis.high is None else axis.high
         if not axis.log and axis.low is None and axis.high is None:
             low = min(0.0, low)
-        if high <= low:
+        if axis.log:
+            low = max(low, high * _LEAST_OF_MOST)
+        if high - low < _LEAST:
             low, high = (low / 2, low * 2) if axis.log else (low, low + 1)
         self.log, self.low, self.high, self._start, self._end = axis.log, low, high, start, end
 
@@ -93,7 +100,8 @@ class _Scale:
         if not self.log:
             return linear_ticks(self.low, self.high)
         decades = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
-        steps = (1, 2, 5) if self.high / self.low < 200 else (1,)
+        reach = self.high / self.low
+        steps = (1, 2, 5) if reach < 100 else (1, 3) if reach < 3000 else (1,)
         found = [step * 10.0**decade for decade in decades for step in steps]
         inside = [value for value in found if self.low <= value * 1.0001 and value <= self.high * 1.0001]
         return inside if len(inside) > 1 else [self.low, self.high]
@@ -156,7 +164,7 @@ def _limits(chart: Chart, x: _Scale, y: _Scale) -> Iterable[str]:
 
 
 def _drawn(series: Series, colour: int, x: _Scale, y: _Scale) -> Iterable[str]:
-    places = [(x(a), y(b)) for a, b in series.points if (a > 0 or not x.log) and (b > 0 or not y.log)]
+    places = [(x(a), y(b)) for a, b in series.points if (a > _LEAST or not x.log) and (b > _LEAST or not y.log)]
     if not series.scatter and places:
         yield f'<path class="line s{colour}" d="M{"L".join(f"{a} {b}" for a, b in places)}"/>'
     if series.scatter:

@@ -31,6 +31,7 @@ from loadgen.report import (
     Document,
     build_document,
     comparison_table,
+    compat_notes,
     compat_tables,
     describe_classes,
     remarks,
@@ -195,7 +196,7 @@ def _publish(args: argparse.Namespace, document: Document, records: Sequence[Req
     show(console, run_tables(document))
     if document["compat"]:
         show(console, *compat_tables(document))
-    for remark in remarks(document):
+    for remark in (*compat_notes(document), *remarks(document)):
         console.print(remark, markup=False, highlight=False, soft_wrap=True)
     publish(args, document, records)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from loadgen.compat import Compat
 from loadgen.page import page_of
-from loadgen.record_file import write_records
+from loadgen.record_file import check_record_file, write_records
 from loadgen.server_arguments import check_output
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def refuse_unwritable(args: argparse.Namespace) -> None:
     for form in Format:
         if why := check_output(f"--{form}", getattr(args, form, None)):
             raise ValueError(why)
+    if getattr(args, "records", None) is not None:
+        check_record_file(args.records)
 
 
 def publish(args: argparse.Namespace, document: Document, records: Sequence[RequestRecord] = ()) -> None:

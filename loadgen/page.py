@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from loadgen.report import Document
 
 _ROWS_OF_A_PLOT = 25
+_SENTENCES = ("meaning", "setting", "value", "verdict")
+"""Columns of text, which is not set like figures."""
 
 _DEFINITIONS = (
     ("TTFT", "first token minus the intended time of the request, so that a late client and every queue count"),
@@ -73,7 +75,7 @@ def _page(document: Document, parts: Parts) -> Iterator[str]:
         yield f'<tr><th scope="row">{name}</th><td class="wrap">{meaning}</td></tr>'
     yield "</tbody></table></div></section>"
     yield "<section><h2>How it was measured</h2>"
-    yield from _table([("setting", "value"), *(_setting(item) for item in document["config"].items())], wrap=True)
+    yield from _table([("setting", "value"), *(_setting(item) for item in document["config"].items())])
     yield "</section></main></body></html>"
 
 
@@ -83,8 +85,8 @@ def _setting(item: tuple[str, Any]) -> tuple[str, str]:
 
 
 def _figure(chart: Chart) -> Iterator[str]:
-    yield f"<figure><h3>{escape(chart.title)}</h3><figcaption>{escape(chart.y.label)}"
-    yield f"{'. ' + escape(chart.note) if chart.note else ''}</figcaption>"
+    caption = f"{chart.y.label}. {chart.note}" if chart.note else chart.y.label
+    yield f"<figure><h3>{escape(chart.title)}</h3><figcaption>{escape(caption)}</figcaption>"
     if len(chart.series) > 1:
         yield '<ul class="legend">'
         for place, series in enumerate(chart.series):
@@ -108,12 +110,13 @@ def _rows_of(chart: Chart) -> Rows:
     return rows
 
 
-def _table(rows: Sequence[Sequence[str]], *, wrap: bool = False) -> Iterator[str]:
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     head, *body = rows
+    kinds = [' class="wrap"' if name in _SENTENCES else "" for name in head]
     yield '<div class="scroll"><table><thead><tr>'
-    yield "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head) + "</tr></thead><tbody>"
-    kind = ' class="wrap"' if wrap else ""
+    yield "".join(f'<th scope="col"{kind}>{escape(cell)}</th>' for cell, kind in zip(head, kinds, strict=True))
+    yield "</tr></thead><tbody>"
     for first, *cells in body:
-        row = "".join(f"<td{kind}>{escape(cell)}</td>" for cell in cells)
+        row = "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(cells, kinds[1:], strict=True))
         yield f'<tr><th scope="row">{escape(first)}</th>{row}</tr>'
     yield "</tbody></table></div>"

@@ -74,6 +74,7 @@ def _subtitle(config: Mapping[str, Any], counts: Mapping[str, Any]) -> str:
 
 
 def _groups_table(groups: Sequence[tuple[str, Mapping[str, Any]]], first: str = "") -> Rows:
+    sure = any("intervals" in group for _, group in groups)
     head = (
         first,
         "requests",
@@ -88,26 +89,27 @@ def _groups_table(groups: Sequence[tuple[str, Mapping[str, Any]]], first: str = 
         "end p50",
         "attained",
     )
-    rows: list[tuple[str, ...]] = [head]
+    rows = [head]
     for name, group in groups:
         ranges = group.get("intervals", {})
+        ttft, tbt = group["ttft_s"], group["tbt_s"]
         rows.append(
             (
                 name,
                 f"{group['requests']:,}",
-                seconds(group["ttft_s"]["p50"]),
+                seconds(ttft["p50"]),
                 _range(ranges.get("ttft_s", {}).get("p50")),
-                seconds(group["ttft_s"]["p90"]),
-                seconds(group["ttft_s"]["p99"]),
-                seconds(group["tbt_s"]["p50"]),
-                seconds(group["tbt_s"]["p99"]),
+                seconds(ttft["p90"]),
+                seconds(ttft["p99"]),
+                seconds(tbt["p50"]),
+                seconds(tbt["p99"]),
                 _range(ranges.get("tbt_s", {}).get("p99")),
                 seconds(group["tpot_s"]["p50"]),
                 seconds(group["e2e_s"]["p50"]),
                 percent(group["attainment"]),
             )
         )
-    return rows
+    return rows if sure else [tuple(cell for place, cell in enumerate(row) if head[place] != "95 %") for row in rows]
 
 
 def _compat_table(rows: Mapping[str, Mapping[str, Any]]) -> Rows:
@@ -180,7 +182,8 @@ def capacity_parts(document: Document) -> Parts:
     where = ", ".join(server["urls"]) if "urls" in server else f"simulated {server['profile']}, {server['policy']}"
     points = found["points"]
     names = list(points[0]["margins"]) if points else []
-    rows: list[tuple[str, ...]] = [("req/s", "runs", "verdict", *names, "attainment", "goodput")]
+    more = [] if "attainment" in names else ["attainment"]
+    rows: list[tuple[str, ...]] = [("req/s", "runs", "verdict", *names, *more, "goodput")]
     rows += [
         (
             f"{point['rate']:g}",
@@ -188,7 +191,7 @@ def capacity_parts(document: Document) -> Parts:
             ("kept" if point["kept"] else f"broken: {', '.join(point['breaks'])}")
             + ("" if point["certain"] else " (by the mean)"),
             *(_limited(point, name) for name in names),
-            percent(_mean([run["attainment"] for run in point["runs"]])),
+            *(percent(_mean([run[name] for run in point["runs"]])) for name in more),
             per_second(_mean([run["attained_per_s"] for run in point["runs"]])),
         )
         for point in points
@@ -289,4 +292,6 @@ def per_second(value: float | None, digits: int = 2) -> str:
 def _range(pair: Sequence[float | None] | None) -> str:
     if pair is None or pair[0] is None:
         return "-"
-    return f"{seconds(pair[0])} to {seconds(pair[1]) if pair[1] is not None else 'never'}"
+    low, high = seconds(pair[0]), "never" if pair[1] is None else seconds(pair[1])
+    same_unit = low.split(" ")[-1] == high.split(" ")[-1]
+    return f"{low.split(' ')[0] if same_unit else low} - {high}"

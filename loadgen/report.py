@@ -137,10 +137,18 @@ def compat_tables(document: Document) -> list[Table]:
             own = ours["tbt_s" if name == "itl_s" else name]
             cells = (*(row[p] for p in ("mean", "p50", "p99")), *(own[p] for p in ("mean", "p50", "p99")))
             drawn.add_row(f"{name.removesuffix('_s').upper()} (ms)", *map(_milli, cells))
-        drawn.caption = "; ".join(f"{name}: {row['meaning']}" for name, row in figures.items())
-        drawn.caption_justify = "left"
         found.append(drawn)
     return found
+
+
+def compat_notes(document: Document) -> list[str]:
+    """Say what those figures mean."""
+    return [
+        f"{name.removesuffix('_s').upper()} as {whose} has it: {row['meaning']}."
+        for whose, figures in document["compat"].items()
+        for name, row in figures.items()
+        if name != "per_s"
+    ]
 
 
 def remarks(document: Document) -> list[str]:
