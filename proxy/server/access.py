@@ -1,6 +1,7 @@
 """Who may use the proxy: API keys, what each may do, and how much of it.
 
-``admit`` guards every path but the probes of ``OPEN_PATHS``, before a byte of a body is read. A request that is let in
+``admit`` guards every path but the probes of ``OPEN_PATHS``, before a byte of a body is read; targets that go to no
+engine are refused to everybody. A request that is let in
 carries its ``Caller``, which knows the limits that need the body: the model, and the tokens that the request may use.
 """
 
@@ -14,9 +15,10 @@ from aiohttp import web
 
 from proxy.core.quota import Quota, QuotaLease, QuotaReason, QuotaRefusal
 from proxy.server.answers import error_response
-from proxy.wire.errors import AccessFailure, ErrorAnswer, answer
+from proxy.wire.errors import AccessFailure, ErrorAnswer, LocalFailure, answer
 from proxy.wire.keys import Key, KeyRing, is_engine_administration, presented_key
 from proxy.wire.ratelimit import rate_limit_headers
+from proxy.wire.targets import is_forwardable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -165,6 +167,8 @@ async def admit(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     """Let in who may come in, and settle what was held when the request is over."""
+    if not is_forwardable(request.method, request.rel_url.raw_path):
+        return error_response(answer(LocalFailure.TARGET), request.path)
     access = request.app[_ACCESS]
     ring = access.ring
     if ring is None or request.path in OPEN_PATHS:

@@ -286,7 +286,7 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
         left: web.StreamResponse = request.get(STARTED) or web.Response()
         return left  # to nobody: the client is gone
     except Exception:  # noqa: BLE001 - whatever it was, the client gets an answer and the log its trace
-        _log.exception("%s %s failed through a fault of the proxy", request.method, request.path)
+        _log.exception("%s %s failed through a fault of the proxy", request.method, request.rel_url.raw_path)
         started: web.StreamResponse | None = request.get(STARTED)
         if started is not None:
             if request.transport is not None:

@@ -50,6 +50,8 @@ class LocalFailure(StrEnum):
     BODY_TOO_SLOW = "body_too_slow"
     MALFORMED = "malformed"
     """What came is no HTTP."""
+    TARGET = "target_not_allowed"
+    """A method or path that goes to no engine."""
     HEAD_TOO_LARGE = "head_too_large"
     UNKNOWN_CODING = "unknown_coding"
     """The body is compressed in a way that is not known here."""
@@ -291,6 +293,9 @@ _TABLE: Mapping[Reason, ErrorAnswer] = MappingProxyType(
             should_retry=True,
         ),
         LocalFailure.MALFORMED: ErrorAnswer(400, "invalid_request_error", None, "the request is not valid HTTP/1.1"),
+        LocalFailure.TARGET: ErrorAnswer(
+            400, "invalid_request_error", None, "the method, or a path with . or .. in it, is not passed on"
+        ),
         LocalFailure.HEAD_TOO_LARGE: ErrorAnswer(
             431, "invalid_request_error", "head_too_large", "the request line or a header is too long"
         ),

@@ -23,7 +23,7 @@ def raw(method: str, target: str, *headers: str, body: bytes = b"") -> bytes:
         ("POST", "/v1/embeddings?x=%20&&y"),
         ("POST", "/sleep?level=1"),
         ("PUT", "/v1/files/a%2Fb"),
-        ("PATCH", "/x/../y"),
+        ("PATCH", "/x/..y"),
         ("DELETE", "/v1/models/m"),
         ("GET", "/v1/models/m"),
         ("POST", "/v1/models"),

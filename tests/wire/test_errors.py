@@ -37,6 +37,7 @@ TABLE: dict[Reason, tuple[int, str, str | None, bool, bool | None]] = {
     RejectReason.NO_ENGINE: (503, "service_unavailable_error", "no_engines", True, True),
     RejectReason.DRAINING: (503, "service_unavailable_error", "server_is_overloaded", True, True),
     LocalFailure.BODY_TOO_SLOW: (408, "invalid_request_error", "request_timeout", False, False),
+    LocalFailure.TARGET: (400, "invalid_request_error", None, False, None),
     AccessFailure.NO_KEY: (401, "invalid_request_error", "invalid_api_key", False, False),
     AccessFailure.UNKNOWN_KEY: (401, "invalid_request_error", "invalid_api_key", False, False),
     AccessFailure.PATH: (403, "invalid_request_error", "path_not_allowed", False, False),
