@@ -1,4 +1,4 @@
-"""``slai-proxy``: serve, check-config, config, key, simulate, engine, replay."""
+"""``slai-proxy``: serve, check-config, config, key, simulate, bound, engine, replay."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ _COMMANDS = {
     "check-config": "say whether the settings hold, and start nothing",
     "config": "print the settings as they would hold, and where each comes from",
     "simulate": "compare schedulers in virtual time",
+    "bound": "tell how much engines can serve at most, and what binds",
     "engine": "start simulated vLLM servers",
     "replay": "decide anew what a decision log holds, and compare",
 }
@@ -52,17 +53,19 @@ def _run(argv: Sequence[str] | None) -> int:
     for name in _OF_SETTINGS:
         commands.add_parser(name, help=_COMMANDS[name])
     from proxy import key_command as key  # noqa: PLC0415
+    from proxy.sim import bound_command as bound  # noqa: PLC0415
     from proxy.sim import command as simulate  # noqa: PLC0415 - numpy and rich are not for serving
     from proxy.sim.http import command as engine  # noqa: PLC0415
     from proxy.telemetry import replay_command as replay  # noqa: PLC0415
 
     key.add_parser(commands)
     simulate.add_parser(commands)
+    bound.add_parser(commands)
     engine.add_parser(commands)
     replay.add_parser(commands)
     options = parser.parse_args(arguments)
-    run = {"key": key.run, "simulate": simulate.run, "engine": engine.run, "replay": replay.run}[options.command]
-    return run(options)
+    runs = {"key": key.run, "simulate": simulate.run, "bound": bound.run, "engine": engine.run, "replay": replay.run}
+    return runs[options.command](options)
 
 
 def _serve(arguments: Sequence[str]) -> int:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from proxy.core.prefix import PrefixIndex
     from proxy.core.queue import WaitingQueue
     from proxy.core.scheduler import Scheduler
-    from proxy.core.stepmodel import ErrorFigures, OnlineStepModel, StepCoefficients
+    from proxy.core.stepmodel import ErrorFigures, OnlineStepModel, StepCoefficients, StepLoad
 
 _MOST_MODELS = 20
 _MOST_FLOWS = 100
@@ -41,6 +41,10 @@ class StepModelView:
     """Of steps with prompt tokens."""
     decode_errors: ErrorFigures
     coefficients: StepCoefficients
+    past_steps: float
+    """How many steps the fit rests on: older ones count less."""
+    past_load: StepLoad
+    """What was in these, added up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,5 +306,11 @@ def _view_prefixes(index: PrefixIndex) -> PrefixView:
 
 def _view_model(model: OnlineStepModel) -> StepModelView:
     return StepModelView(
-        model.steps, model.trusted, model.prompt_errors.figures(), model.decode_errors.figures(), model.coefficients
+        model.steps,
+        model.trusted,
+        model.prompt_errors.figures(),
+        model.decode_errors.figures(),
+        model.coefficients,
+        model.past_steps,
+        model.past_load(),
     )

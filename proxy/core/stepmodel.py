@@ -178,6 +178,11 @@ class OnlineStepModel:
     def coefficients(self) -> StepCoefficients:
         return StepCoefficients(*(t * s for t, s in zip(self._theta, _SCALE, strict=True)))
 
+    @property
+    def past_steps(self) -> float:
+        """How many steps ``past_load`` is the sum of, weighed in the same way."""
+        return self._gram[0][0]
+
     def past_load(self) -> StepLoad:
         """What has been in the steps seen, added up: older ones count less, and so do those that took oddly long."""
         tokens, decodes, kv_tokens, attention, prefills = (self._gram[i][0] / _SCALE[i] for i in range(1, _SIZE))

@@ -22,7 +22,7 @@ from proxy.sim.learning import judge_learning
 from proxy.sim.options import DESCRIPTION, EPILOG, add_options
 from proxy.sim.parallel import WorkerError, run_parallel
 from proxy.sim.policies import PolicyOptions, find_policy
-from proxy.sim.profiles import PROFILES, Jitter
+from proxy.sim.profiles import Jitter, find_profile
 from proxy.sim.simulator import SimulationConfig, limits_of
 from proxy.sim.study import SCHEMA_VERSION, RunFigures, Study, perform, summarise_study
 from proxy.sim.tables import print_capacities, print_learning, print_study, seconds
@@ -126,7 +126,7 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
     Raises:
         ValueError: they do not go together, or the trace cannot be used.
     """
-    profile = PROFILES[args.profile]
+    profile = find_profile(args.profile)
     engine = EngineConfig(
         replace(profile, step=replace(profile.step, tile=args.tile)),
         args.token_budget,

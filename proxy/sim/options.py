@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
-import math
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
+from proxy.sim.argtypes import count, list_of, none_or_more, not_negative, positive, share, told, whole
 from proxy.sim.engine import EngineConfig
 from proxy.sim.parallel import usable_cores
 from proxy.sim.policies import POLICIES, PolicyOptions, find_policy
-from proxy.sim.profiles import PROFILES
+from proxy.sim.profiles import PROFILES, checked_profile
 from proxy.sim.simulator import SimulationConfig
 from proxy.sim.workload import SHAREGPT_LIKE, parse_class, parse_surge, parse_tenants
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import argparse
 
 _LISTED = "\n".join(f"  {policy.name:<17} {policy.summary}" for policy in POLICIES.values())
 
@@ -53,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how")
     group.add_argument(
         "--capacity",
-        type=_positive,
+        type=positive,
         metavar="SECONDS",
         help="also tell between which of the rates each policy ceases to keep the median TTFT within SECONDS and the "
         "p99 TBT of each class within its deadline",
@@ -65,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "and 10,000 steps, in a run of each policy that has a proxy (use it with --jitter)",
     )
     group.add_argument(
-        "--jobs", type=_count, default=usable_cores(), metavar="N", help="processes (default: one for each core)"
+        "--jobs", type=count, default=usable_cores(), metavar="N", help="processes (default: one for each core)"
     )
     group.add_argument(
         "--decision-log",
@@ -81,7 +79,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _add_comparison(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--policy",
-        type=_list_of(lambda name: find_policy(name).name),
+        type=list_of(lambda name: find_policy(name).name),
         default=["fcfs", "gate"],
         metavar="NAME[,NAME]",
         help="policies; the first is the one that the others are measured by (default: fcfs,gate)",
@@ -89,20 +87,20 @@ def _add_comparison(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--rate",
         required=True,
-        type=_list_of(_positive),
+        type=list_of(positive),
         metavar="R[,R]",
         help="requests per second over all engines, Poisson; several make several comparisons",
     )
     group.add_argument(
         "--surge",
-        type=_told(parse_surge),
+        type=told(parse_surge),
         metavar="FACTOR:SECONDS",
         help="for the first SECONDS, FACTOR times as many requests come as --rate says",
     )
-    group.add_argument("--requests", type=_count, default=2000, metavar="N", help="requests in a run (default: 2000)")
+    group.add_argument("--requests", type=count, default=2000, metavar="N", help="requests in a run (default: 2000)")
     group.add_argument(
         "--seeds",
-        type=_list_of(_whole),
+        type=list_of(whole),
         default=[1, 2, 3],
         metavar="N[,N]",
         help="seeds, a run each; figures are medians over them (default: 1,2,3)",
@@ -117,21 +115,21 @@ def _add_comparison(group: argparse._ArgumentGroup) -> None:
         "--class",
         dest="classes",
         action="append",
-        type=_told(parse_class),
+        type=told(parse_class),
         metavar="NAME:SHARE[:tbt=S][:ttft=S][:weight=W]",
         help="a class of users, its share of the requests and its deadlines in seconds; repeat for each class "
         "(default: strict:0.05:tbt=0.1 and relaxed:0.95:tbt=0.5)",
     )
     group.add_argument(
         "--retries",
-        type=_none_or_more,
+        type=none_or_more,
         default=0,
         metavar="N",
         help="how often a client that was refused comes back, when it was told to (default: 0)",
     )
     group.add_argument(
         "--tenants",
-        type=_told(parse_tenants),
+        type=told(parse_tenants),
         metavar="NAME=PART[,..]",
         help="tenants and their parts of the rate, e.g. calm=1,flood=10; the proxy gives them equal shares",
     )
@@ -141,14 +139,16 @@ def _add_engines(group: argparse._ArgumentGroup) -> None:
     standard = EngineConfig()
     group.add_argument(
         "--profile",
-        choices=list(PROFILES),
+        type=told(checked_profile),
         default=standard.profile.name,
-        help=f"GPU, with Mistral-7B in 16 bits on it (default: {standard.profile.name})",
+        metavar="NAME|FILE",
+        help=f"GPU, with Mistral-7B in 16 bits on it: {', '.join(PROFILES)}; or a file that slai-proxy calibrate has "
+        f"written of your own engine (default: {standard.profile.name})",
     )
-    group.add_argument("--engines", type=_count, default=1, metavar="N", help="how many of them (default: 1)")
+    group.add_argument("--engines", type=count, default=1, metavar="N", help="how many of them (default: 1)")
     group.add_argument(
         "--token-budget",
-        type=_count,
+        type=count,
         default=standard.token_budget,
         metavar="N",
         help=f"tokens in a step, --max-num-batched-tokens (default: {standard.token_budget}, the largest power of two "
@@ -156,14 +156,14 @@ def _add_engines(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--max-num-seqs",
-        type=_count,
+        type=count,
         default=standard.max_num_seqs,
         metavar="N",
         help=f"sequences in a step (default: {standard.max_num_seqs})",
     )
     group.add_argument(
         "--tile",
-        type=_count,
+        type=count,
         default=standard.profile.step.tile,
         metavar="N",
         help="what a step costs is that of its tokens rounded up to a multiple of N, as of a GPU that multiplies whole "
@@ -177,7 +177,7 @@ def _add_engines(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--watermark",
-        type=_share,
+        type=share,
         default=standard.watermark,
         metavar="SHARE",
         help=f"share of the KV cache that the engine's own admission leaves free (default: {standard.watermark:g})",
@@ -189,7 +189,7 @@ def _add_engines(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--network-ms",
-        type=_not_negative,
+        type=not_negative,
         default=1e3 * SimulationConfig().network_seconds,
         metavar="MS",
         help="one-way delay in milliseconds between an engine and the proxy, or the clients without one (default: 1)",
@@ -200,7 +200,7 @@ def _add_proxy(group: argparse._ArgumentGroup) -> None:
     standard = PolicyOptions()
     group.add_argument(
         "--backlog-factor",
-        type=_positive,
+        type=positive,
         default=standard.backlog_factor,
         metavar="F",
         help="release prompts while an engine has less than F steps of them before it: less orders more prompts, more "
@@ -208,7 +208,7 @@ def _add_proxy(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--aging-seconds",
-        type=_positive,
+        type=positive,
         default=standard.aging_seconds,
         metavar="S",
         help="a waiting prompt counts half as long with every S seconds: less is fairer to long prompts "
@@ -216,78 +216,9 @@ def _add_proxy(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--tenant-headroom",
-        type=_share,
+        type=share,
         default=standard.tenant_headroom,
         metavar="H",
         help="share of an engine that a tenant with a queue leaves free while others have none: more is a shorter TTFT "
         f"for those and less throughput (with --tenants; default: {standard.tenant_headroom:g})",
     )
-
-
-_Value = TypeVar("_Value")
-
-
-def _told(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
-    """Let argparse tell the user what a ValueError says."""
-
-    def parse_or_tell(text: str) -> _Value:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return parse_or_tell
-
-
-def _list_of(parse: Callable[[str], _Value]) -> Callable[[str], list[_Value]]:
-    def parse_list(text: str) -> list[_Value]:
-        parts = [part.strip() for part in text.split(",")]
-        if not all(parts):
-            raise ValueError(f"{text!r} is not a list such as 1,2,3" if text else "the list is empty")
-        values = [parse(part) for part in parts]
-        if len(set(values)) < len(values):
-            raise ValueError(f"{text!r} has the same entry twice")
-        return values
-
-    return _told(parse_list)
-
-
-def _positive(text: str) -> float:
-    with suppress(ValueError):
-        if 0 < (value := float(text)) < math.inf:
-            return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-
-
-def _not_negative(text: str) -> float:
-    with suppress(ValueError):
-        if 0 <= (value := float(text)) < math.inf:
-            return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not zero or a positive number")
-
-
-def _share(text: str) -> float:
-    with suppress(ValueError):
-        if 0 <= (value := float(text)) < 1:
-            return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to below 1")
-
-
-def _count(text: str) -> int:
-    with suppress(ValueError):
-        if (value := int(text)) >= 1:
-            return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-
-
-def _none_or_more(text: str) -> int:
-    with suppress(ValueError):
-        if (value := int(text)) >= 0:
-            return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not zero or a positive whole number")
-
-
-def _whole(text: str) -> int:
-    with suppress(ValueError):
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")

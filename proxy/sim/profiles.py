@@ -1,9 +1,12 @@
-"""Profiles: how long one engine step takes on a given GPU, and what fits into its memory."""
+"""Profiles: how long one engine step takes on a given GPU, and what fits into its memory; built in, or from a file."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import json
+from dataclasses import asdict, dataclass, fields
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from random import Random
@@ -111,3 +114,62 @@ PROFILES = {
         ),
     )
 }
+
+
+def find_profile(name: str) -> Profile:
+    """Return a built-in profile by its name, or that of a file by its path.
+
+    Raises:
+        ValueError: there is neither, or the file is no profile; the message says what would be.
+    """
+    if (known := PROFILES.get(name)) is not None:
+        return known
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError):
+        raise ValueError(
+            f"no profile {name!r}: there are {', '.join(PROFILES)}, and files that slai-proxy calibrate writes"
+        ) from None
+    try:
+        return read_profile(text)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def checked_profile(name: str) -> str:
+    """Return ``name`` if ``find_profile`` knows it.
+
+    Raises:
+        ValueError: as from there.
+    """
+    find_profile(name)
+    return name
+
+
+def read_profile(text: str) -> Profile:
+    """Read a profile from JSON; other entries than a profile's are left alone.
+
+    Raises:
+        ValueError: it is none; the message names the entry.
+    """
+    document: Any = json.loads(text)
+    if not isinstance(document, dict) or not isinstance(document.get("step"), dict):
+        raise ValueError("a profile is a JSON object with an object 'step' in it, and 'kv_tokens'")  # noqa: TRY004
+    terms: dict[str, Any] = {"tile": 1, **document["step"]}
+    if terms.keys() != (known := {field.name for field in fields(StepModel)}):
+        raise ValueError(f"'step' of a profile has the entries {', '.join(sorted(known))}")
+    for term, value in terms.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
+            raise ValueError(f"'step' of a profile has a number of zero or more for {term!r}, not {value!r}")
+    if terms["p"] < 1 or not isinstance(terms["tile"], int) or terms["tile"] < 1:
+        raise ValueError("'p' of a profile is at least 1, and 'tile' a whole number of tokens")
+    kv_tokens = document.get("kv_tokens")
+    if isinstance(kv_tokens, bool) or not isinstance(kv_tokens, int) or kv_tokens < 1:
+        raise ValueError(f"'kv_tokens' of a profile is a whole number of tokens, not {kv_tokens!r}")
+    name, source = (str(document.get(entry, "measured")) for entry in ("name", "source"))
+    return Profile(name, StepModel(**terms), kv_tokens, source)
+
+
+def write_profile(profile: Profile, **more: Any) -> str:
+    """Return a profile as JSON that ``read_profile`` reads, with other entries beside it."""
+    return json.dumps(asdict(profile) | more, indent=2) + "\n"

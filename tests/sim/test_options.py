@@ -80,7 +80,7 @@ def test_lists_and_classes_are_read_in_order(parse: Parse) -> None:
         (["--class", "a:2"], "the share lies in (0, 1]"),
         (["--class", "strict"], "a class is NAME:SHARE[:tbt=SECONDS][:ttft=SECONDS][:weight=WEIGHT], not 'strict'"),
         (["--tenants", "a=0"], "tenants are NAME=PART[,NAME=PART]"),
-        (["--profile", "gtx"], "invalid choice: 'gtx'"),
+        (["--profile", "gtx"], "no profile 'gtx': there are rtx6000ada, "),
     ],
 )
 def test_wrong_values_are_told(parse: Parse, capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:

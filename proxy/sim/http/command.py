@@ -10,7 +10,7 @@ from math import inf
 
 from proxy.sim.engine import EngineConfig
 from proxy.sim.http.app import start_engines, stop_engines
-from proxy.sim.profiles import PROFILES
+from proxy.sim.profiles import PROFILES, find_profile
 
 _LAST_PORT = 65535
 
@@ -29,7 +29,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--ports", default="8101", help="one engine for each of these ports, with commas; 0 is any free one"
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--profile", choices=sorted(PROFILES), default="rtx6000ada", help="GPU to imitate")
+    parser.add_argument(
+        "--profile",
+        default="rtx6000ada",
+        metavar="NAME|FILE",
+        help=f"GPU to imitate: {', '.join(PROFILES)}; or a file that slai-proxy calibrate has written",
+    )
     parser.add_argument("--token-budget", type=int, default=512, help="--max-num-batched-tokens of each engine")
     parser.add_argument("--max-num-seqs", type=int, default=128, help="--max-num-seqs of each engine")
     parser.add_argument(
@@ -47,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         ports = [_port(port.strip()) for port in options.ports.split(",")]
         _check(options)
         config = EngineConfig(
-            PROFILES[options.profile],
+            find_profile(options.profile),
             options.token_budget,
             options.max_num_seqs,
             async_scheduling=options.async_scheduling,
