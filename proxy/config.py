@@ -96,6 +96,11 @@ class Settings(BaseSettings):
     followed as they change. Left out: simulated engines are started."""
     discovery_interval_seconds: Seconds = 5.0
     """Time between two looks at DNS names and files that tell engines."""
+    aliases: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
+    """Other names of models, like gpt-4=llama-70b,fast=llama-8b. /v1/models lists them; answers name the model."""
+    engine_administration: bool = False
+    """Pass paths that administer engines (/sleep, /reset_prefix_cache, /v1/load_lora_adapter, ...) also for clients
+    without an API key. With API keys, those of admin: true may use them."""
     engine_drain_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 300.0
     """How long streams may go on at an engine that is told of no more; then they are cut."""
     host: str = "127.0.0.1"
@@ -247,6 +252,16 @@ class Settings(BaseSettings):
             return json.loads(value)
         except (ValueError, RecursionError):
             raise ValueError(f"not JSON; like {example(str(info.field_name))}") from None
+
+    @field_validator("aliases", mode="before")
+    @classmethod
+    def _split_aliases(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+        if not all(name.strip() and model.strip() for name, _, model in pairs):
+            raise ValueError("an alias is NAME=MODEL, with commas between several")
+        return {name.strip(): model.strip() for name, _, model in pairs}
 
     @field_validator("engines", mode="before")
     @classmethod

@@ -405,3 +405,10 @@ class TestHelp:
 
     def test_it_begins_with_what_the_program_does(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert self.text(capsys).startswith("usage: prog [FLAG ...] Does this and that. Every flag is also ")
+
+
+def test_aliases_are_names_and_models() -> None:
+    assert Settings(aliases="gpt-4=llama, fast=tiny").aliases == {"gpt-4": "llama", "fast": "tiny"}  # type: ignore[arg-type]
+    assert Settings(aliases={"a": "b"}).aliases == {"a": "b"}
+    with pytest.raises(ValueError, match="NAME=MODEL"):
+        Settings(aliases="gpt-4")  # type: ignore[arg-type]

@@ -103,6 +103,11 @@ class EngineBelief:
         self._deadlines: Counter[float] = Counter()  # TBT deadlines of prefills and streams
         self._held: dict[str, int] = {}  # cached prefixes of prompts that are still being sliced, in tokens
         self._outlook = KvOutlook()
+        self._siblings: dict[str, int] = {}  # answers beyond the first, of requests that ask for several
+        self.siblings = 0
+        """All of those."""
+        self.passing = 0
+        """Requests that it was given past the queue: no generation, but load."""
 
     def __repr__(self) -> str:
         state = "leaving" if self.leaving else "up" if self.up else "down"
@@ -136,12 +141,12 @@ class EngineBelief:
     @property
     def prefill_budget(self) -> int:
         """Prompt tokens that fit in its next step beside one token of every decode."""
-        return max(1, self.limits.token_budget - len(self._streams) - self.reports.foreign)
+        return max(1, self.limits.token_budget - len(self._streams) - self.siblings - self.reports.foreign)
 
     @property
     def is_full(self) -> bool:
         """Whether all of its sequence slots are taken, by our requests or others'."""
-        return self.outstanding + self.reports.foreign >= self.limits.max_num_seqs
+        return self.outstanding + self.siblings + self.passing + self.reports.foreign >= self.limits.max_num_seqs
 
     def is_open(self, now: float) -> bool:
         """Whether anything may be released to it at all."""
@@ -213,7 +218,7 @@ class EngineBelief:
             if self.reports.tells_progress(report):
                 self.health.progress(now)
             held = self.kv_tokens - self.untaken() + self._partial_blocks()
-            self.reports.take(report, self.limits.kv_tokens, held, self.outstanding, now)
+            self.reports.take(report, self.limits.kv_tokens, held, self.outstanding + self.siblings + self.passing, now)
 
     def _contexts(self) -> dict[str, int]:
         return {request_id: stream.context for request_id, stream in self._streams.items()}
@@ -233,6 +238,7 @@ class EngineBelief:
         cached_tokens: int = 0,
         outputs: OutputLengths | None = None,
         max_tokens: int | None = None,
+        sequences: int = 1,
     ) -> None:
         """Note that a prompt is sent to it, whole or after slices of it.
 
@@ -243,6 +249,9 @@ class EngineBelief:
         if streamed and not self._shows_work():
             self.health.progress_at = now
         self.health.release(request_id, now)
+        if sequences > 1:
+            self._siblings[request_id] = sequences - 1
+            self.siblings += sequences - 1
         self._outlook.add(request_id, prompt_tokens, self.outputs if outputs is None else outputs, max_tokens)
         held = self._held.pop(request_id, 0)
         cached = max(0, cached_tokens - held)
@@ -321,6 +330,8 @@ class EngineBelief:
     def end(self, request_id: str, now: float, tokens: int | None = None) -> None:
         """Forget a request, whatever state it is in. ``tokens``: length of an answer that came in one piece."""
         tbt_seconds: float | None = None
+        if self._siblings:
+            self.siblings -= self._siblings.pop(request_id, 0)
         if (stream := self._streams.pop(request_id, None)) is not None:
             self.kv_tokens -= stream.context
             self._stream_context -= stream.context

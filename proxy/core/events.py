@@ -116,6 +116,14 @@ class EngineReported:
 
 
 @dataclass(frozen=True, slots=True)
+class Passed:
+    """An engine was given a request past the queue (``begins``), or is done with one. Unknown engines are ignored."""
+
+    engine_id: str
+    begins: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DrainStarted:
     """The proxy is shutting down: whatever waits is refused, and so is whatever comes."""
 
@@ -138,6 +146,7 @@ Event = (
     | EngineDown
     | EngineRemoved
     | EngineReported
+    | Passed
     | DrainStarted
     | Reconfigured
 )

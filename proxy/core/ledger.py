@@ -163,4 +163,5 @@ class Ledger:
             cached_tokens=self.prefixes.release(request, engine),
             outputs=self.growth.of(request.model, request.request_class.name),
             max_tokens=request.max_tokens,
+            sequences=request.sequences,
         )

@@ -86,4 +86,6 @@ def takes_a_piece(
 def least_busy(engines: Iterable[EngineBelief], model: str) -> EngineBelief | None:
     """The engine with the least to do, for a request that is not scheduled (no generation); a sick one if need be."""
     up = (e for e in engines if e.up and e.serves(model))
-    return min(up, key=lambda e: (e.health.condition not in _AT_WORK, e.outstanding, e.number), default=None)
+    return min(
+        up, key=lambda e: (e.health.condition not in _AT_WORK, e.outstanding + e.passing, e.number), default=None
+    )

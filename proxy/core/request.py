@@ -63,6 +63,8 @@ class Request:
     """The same for a request that comes again, and for no other; ``None``: it will not be known again."""
     waited_before_seconds: float = 0.0
     """Time since it came first, if it was refused then and has come back when it was told to."""
+    sequences: int = 1
+    """Answers that it asks for: each takes a slot of the engine, and one token of every step."""
     may_wait: bool = True
     """Whether it may be queued; if not, it starts at once or is refused."""
 

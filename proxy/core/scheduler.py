@@ -23,6 +23,7 @@ from proxy.core.events import (
     EngineUp,
     Event,
     NotStarted,
+    Passed,
     Reconfigured,
     SliceEnded,
     Tokenized,
@@ -162,6 +163,9 @@ class Scheduler:
                 refused = remove(self._ledger, engine_id, drain_seconds, now)
             case EngineReported(engine_id, figures):
                 report(self._ledger, engine_id, figures, now)
+            case Passed(engine_id, begins):
+                if (passer := self._ledger.engines.get(engine_id)) is not None:
+                    passer.passing = max(0, passer.passing + (1 if begins else -1))
             case DrainStarted():
                 self._draining = True
                 for entry in list(self._ledger.sliced.values()):

@@ -114,6 +114,8 @@ class EngineView:
     """The first of those that it serves; empty: any."""
     limits: EngineLimits
     requests: int
+    passing: int
+    """Requests that it was given past the queue."""
     decodes: int
     sliced: int
     """Prompts of which it has a prefix."""
@@ -282,6 +284,7 @@ def _view_engine(engine: EngineBelief, ledger: Ledger, config: SchedulerConfig, 
         sorted(engine.models)[:_MOST_MODELS],
         engine.limits,
         engine.outstanding,
+        engine.passing,
         engine.decodes,
         engine.sliced,
         engine.backlog,

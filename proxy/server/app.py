@@ -25,8 +25,9 @@ from proxy.server.bodies import BODY_SECONDS
 from proxy.server.connections import Connections, limit_connections, note_requests
 from proxy.server.driver import Driver
 from proxy.server.files import DebugKey, Files, read_files
-from proxy.server.generate import CHAT_PATH, Generator
+from proxy.server.generate import Generator
 from proxy.server.passthrough import PassThrough
+from proxy.server.websocket import WebSockets
 from proxy.telemetry.chronicle import Chronicle
 from proxy.telemetry.decisionlog import DecisionLog, LogFile
 from proxy.telemetry.metrics import Metrics
@@ -36,6 +37,7 @@ from proxy.upstream.discovery import Discovery
 from proxy.upstream.knowledge import Knowledge
 from proxy.upstream.probe import Prober
 from proxy.upstream.sources import split
+from proxy.wire.apis import APIS
 from proxy.wire.errors import LocalFailure, answer
 from proxy.wire.fingerprint import Fingerprinter
 
@@ -162,11 +164,18 @@ def create_app(
             classes[settings.default_class],
             settings.tenant_reader(secrets.token_bytes(32)),
             rules.tiles,
+            settings.aliases,
             chronicle,
             settings.ask_usage,
             settings.queue_comment_seconds,
         )
-        app[_PASS_THROUGH] = PassThrough(scheduler, client)
+        app[_PASS_THROUGH] = PassThrough(
+            driver,
+            client,
+            WebSockets(trust, settings.connect_timeout_seconds, settings.max_body_bytes),
+            settings.aliases,
+            settings.engine_administration,
+        )
         discovery.configure(*split(settings.engines, settings.discovery_interval_seconds))
         # Before the first request: who is there? An engine that is down now costs no more than its refusal.
         await discovery.look_first()
@@ -187,8 +196,8 @@ def create_app(
             await log.close()
         if knowledge is not None:
             await knowledge.keep(prober.identify(scheduler.engines))
-        await prober.close()
-        await client.close()
+        for to_engines in (prober, client, app[_PASS_THROUGH].sockets):
+            await to_engines.close()
         await asyncio.to_thread(_close_telemetry, metrics, tracing)  # exporters flush, and wait for it
 
     app.cleanup_ctx.append(life)
@@ -209,8 +218,8 @@ async def _close_when_draining(request: web.Request, response: web.StreamRespons
 
 
 def _route(app: web.Application) -> None:
-    app.router.add_post(CHAT_PATH, _generate)
-    app.router.add_post("/v1/completions", _generate)
+    for path in APIS:
+        app.router.add_post(path, _generate)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/livez", _livez)
     app.router.add_get("/readyz", _readyz)
@@ -243,7 +252,12 @@ async def _pass_through(request: web.Request) -> web.StreamResponse:
 
 
 async def _models(request: web.Request) -> web.StreamResponse:
-    models = request.app[PROXY].prober.models()
+    proxy = request.app[PROXY]
+    models = proxy.prober.models()
+    by_id = {str(model["id"]): model for model in models}
+    for name, model in proxy.settings.aliases.items():
+        if model in by_id and name not in by_id:
+            models.append({**by_id[model], "id": name, "root": model})
     if not models:
         return error_response(answer(RejectReason.NO_ENGINE))
     if (caller := request.get(CALLER)) is not None:

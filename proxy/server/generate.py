@@ -10,7 +10,7 @@ import itertools
 import logging
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -30,9 +30,11 @@ from proxy.server.waiting import as_event, decided
 from proxy.telemetry.report import RequestReport, TokenTimes
 from proxy.upstream.client import Cutter, EngineAnswer, EngineClient, EngineError
 from proxy.wire import headers as wire_headers
+from proxy.wire.alias import rename_model
+from proxy.wire.apis import APIS
 from proxy.wire.coding import UnknownCodingError
 from proxy.wire.errors import ErrorAnswer, LocalFailure, UpstreamFailure, answer, bad_request, model_not_found
-from proxy.wire.openai import BadRequest, peek, read_usage
+from proxy.wire.openai import BadRequest
 from proxy.wire.prompt import plan_slices
 from proxy.wire.usage import UsageRemover, ask_for_usage
 
@@ -49,11 +51,10 @@ if TYPE_CHECKING:
     from proxy.telemetry.metrics import Metrics
     from proxy.telemetry.tracing import Tracing
     from proxy.wire.fingerprint import Fingerprinter
+    from proxy.wire.openai import RequestView
     from proxy.wire.tenants import Tenants
 
 _log = logging.getLogger(__name__)
-
-CHAT_PATH = "/v1/chat/completions"
 
 _ERROR = 400
 _BUSY = (429, 503)
@@ -65,7 +66,7 @@ _MAX_USAGE_BODY_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class Generator:
-    """Serves ``/v1/completions`` and ``/v1/chat/completions``."""
+    """Serves the APIs by which text is generated (``wire.apis``)."""
 
     driver: Driver
     client: EngineClient
@@ -77,6 +78,8 @@ class Generator:
     default_class: RequestClass
     tenants: Tenants
     tiles: TileConfig | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of models."""
     chronicle: Chronicle | None = None
     asks_usage: bool = False
     """Whether engines are asked for the usage of streams whose clients did not ask."""
@@ -87,14 +90,15 @@ class Generator:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve one request."""
         arrived_at = self.driver.now()
-        chat = request.path == CHAT_PATH
+        api = APIS[request.path]
         client_id = wire_headers.request_id(request.headers) or uuid.uuid4().hex
         report = RequestReport(
             request_id=str(next(self._numbers)),  # clients repeat theirs
             client_id=client_id,
-            operation="chat" if chat else "text_completion",
+            operation=api.operation,
             arrived_at=arrived_at,
             request_class=self.default_class,
+            path=request.path,
         )
         if self.chronicle is not None:
             self.chronicle.begin(report)
@@ -102,22 +106,19 @@ class Generator:
         try:
             body = await read_body(request)
             plain = await looked_into(request.headers, body, request.client_max_size)
-            view = peek(plain, chat=chat)
+            view = api.peek(plain)
             caller = request.get(CALLER)
             default = self.default_class if caller is None else self._class_of(caller, request, view.model)
             report.request_class = wire_headers.request_class(request.headers, self.classes, default)
             report.tenant = self.tenants.of(request.headers) if caller is None else caller.key.tenant
-            report.model, report.stream, report.max_tokens = view.model, view.stream, view.max_tokens
-            report.prompt_tokens = self.sizes.tokens(view.model, view.prompt)
-            report.times = TokenTimes(report.request_class.tbt_seconds)
+            forwarded = self._forwarded(request, client_id)
+            if (model := self.aliases.get(view.model)) is not None:
+                body = plain = rename_model(plain, model)
+                view = replace(view, model=model)
+                forwarded.popall("Content-Encoding", None)
+            self._note(report, view)
             if caller is not None:
                 caller.reserve(report.prompt_tokens, report.max_tokens)
-            forwarded = CIMultiDict(
-                wire_headers.forward_request_headers(request.headers, keep_credentials=caller is None)
-            )
-            forwarded["X-Request-Id"] = client_id
-            # A compressed stream could be relayed, but not measured.
-            forwarded["Accept-Encoding"] = "identity"
             self.tracing.inject(span, forwarded)
             return await self._schedule(request, report, view.prompt, forwarded, body, plain=plain)
         except BadRequest as error:
@@ -151,6 +152,20 @@ class Generator:
                 self.chronicle.finish(report)
             self.tracing.end(span, report, report.ended_at, time.time_ns())
 
+    def _note(self, report: RequestReport, view: RequestView) -> None:
+        report.model, report.stream, report.max_tokens = view.model, view.stream, view.max_tokens
+        report.prompt_tokens, report.sequences = self.sizes.tokens(view.model, view.prompt), view.sequences
+        report.times = TokenTimes(report.request_class.tbt_seconds)
+
+    @staticmethod
+    def _forwarded(request: web.Request, client_id: str) -> CIMultiDict[str]:
+        """Return the headers that an engine gets."""
+        kept = wire_headers.forward_request_headers(request.headers, keep_credentials=CALLER not in request)
+        forwarded = CIMultiDict(kept)
+        forwarded["X-Request-Id"] = client_id
+        forwarded["Accept-Encoding"] = "identity"  # a compressed stream could be relayed, but not measured
+        return forwarded
+
     def _class_of(self, caller: Caller, request: web.Request, model: str) -> RequestClass:
         """Let the caller have the model, and return the class that its requests have by default."""
         caller.use_model(model)
@@ -180,6 +195,7 @@ class Generator:
             may_wait=wire_headers.may_wait(request.headers),
             blocks=self._blocks(report, plain),
             tenant=report.tenant,
+            sequences=report.sequences,
         )
         cutter = Cutter()
         ticket = self.driver.submit(core_request, report.arrived_at, slicer.send if slicer else None, cutter.cut)
@@ -188,7 +204,8 @@ class Generator:
                 engine_id = self.driver.scheduler.place_unscheduled(report.model)
                 if engine_id is not None:
                     slicer.tokenize(engine_id)
-            if self.asks_usage and report.stream and plain is body and (asking := ask_for_usage(body)) is not None:
+            asks = self.asks_usage and report.stream and plain is body and APIS[report.path].is_openai
+            if asks and (asking := ask_for_usage(body)) is not None:
                 body, report.asked_usage = asking, True
             return await self._dispatch(ticket, request, report, forwarded, body, cutter=cutter)
         finally:
@@ -206,7 +223,10 @@ class Generator:
         """Prepare to slice the prompt, if it is long enough to be worth it and can be cut at all."""
         if self.tiles is None or report.prompt_tokens < 2 * self.tiles.smallest_tokens:
             return None
-        plan = plan_slices(body, chat=report.operation == "chat")
+        api = APIS[report.path]
+        if not api.is_openai:
+            return None
+        plan = plan_slices(body, chat=api.is_chat)
         if plan is None:
             return None
         headers = slice_headers(forwarded.items())
@@ -262,9 +282,9 @@ class Generator:
         if remover is not None and not response.prepared:
             response.headers.popall("Content-Length", None)
         as_one_event = response.prepared and not streamed
-        meter = StreamMeter(
-            report, self.metrics.tbt(report.request_class.name), self.driver.on_tokens, self.driver.scheduler.blame
-        )
+        api = APIS[report.path]
+        histogram, blame = self.metrics.tbt(report.request_class.name), self.driver.scheduler.blame
+        meter = StreamMeter(report, histogram, self.driver.on_tokens, blame, api.read_event)
         kept: bytearray | None = bytearray()
         failure: UpstreamFailure | None = None
         request[STARTED] = response
@@ -289,14 +309,15 @@ class Generator:
                 failure = UpstreamFailure.CUT_MID_STREAM
         if failure is not None:
             report.outcome, report.reason = Outcome.ENGINE_FAILED, str(failure)
-            await self._tell_cut(request, response, meter if streamed or as_one_event else None, failure)
+            frame = api.error_frame(answer(failure))
+            await self._tell_cut(request, response, meter if streamed or as_one_event else None, frame)
             return response
         if upstream.status >= _ERROR or meter.error:
             report.outcome, report.reason = Outcome.ENGINE_ERROR, f"engine_{upstream.status}"
         else:
             report.outcome = Outcome.COMPLETED
         if kept and not streamed:
-            usage = read_usage(bytes(kept))
+            usage = api.read_usage(bytes(kept))
             report.prompt_tokens_told, report.completion_tokens, report.cached_tokens = usage
             report.prompt_tokens = report.prompt_tokens_told or report.prompt_tokens
         await response.write_eof()
@@ -333,7 +354,7 @@ class Generator:
                 write(rest)
 
     async def _tell_cut(
-        self, request: web.Request, response: web.StreamResponse, meter: StreamMeter | None, failure: UpstreamFailure
+        self, request: web.Request, response: web.StreamResponse, meter: StreamMeter | None, frame: bytes
     ) -> None:
         """End an answer that the engine cut: one error event in a stream, a cut of our own in anything else."""
         if meter is None or response.content_length is not None:
@@ -341,7 +362,6 @@ class Generator:
             if request.transport is not None:
                 request.transport.abort()
             return
-        frame = answer(failure).sse_frame()
         await response.write(frame if meter.at_boundary else b"\n\n" + frame)
         await response.write_eof()
 
@@ -375,7 +395,7 @@ def _served(report: RequestReport) -> bool | None:
 
 
 def _error(report: RequestReport, told: ErrorAnswer) -> web.Response:
-    response = error_response(told)
+    response = error_response(told, report.path)
     response.headers["X-Request-Id"] = report.client_id
     return response
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from proxy.telemetry.report import MAX_BREACHES, Breach
-from proxy.wire.openai import read_chunk
+from proxy.wire.openai import read_chunk, read_index
 from proxy.wire.sse import EventSplitter
 
 if TYPE_CHECKING:
@@ -14,6 +15,24 @@ if TYPE_CHECKING:
     from proxy.core.blame import Blame
     from proxy.telemetry.metrics import TbtHistogram
     from proxy.telemetry.report import RequestReport
+    from proxy.wire.openai import ChunkView
+
+
+class _Steps:
+    """Steps of a stream with several answers: each step gives a token to every one of them that is not over."""
+
+    def __init__(self) -> None:
+        self._tokens: Counter[int] = Counter()
+        self._most = 0
+
+    def count(self, payload: bytes) -> int:
+        """Take in a payload with a token; 1 if it is the first of its step."""
+        index = read_index(payload)
+        self._tokens[index] += 1
+        if self._tokens[index] <= self._most:
+            return 0
+        self._most = self._tokens[index]
+        return 1
 
 
 class StreamMeter:
@@ -23,7 +42,18 @@ class StreamMeter:
     start of a stop string) is a sign of life for the scheduler and ends a gap between tokens, but shows nothing yet.
     """
 
-    __slots__ = ("_blame", "_histogram", "_on_tokens", "_report", "_splitter", "done", "error", "finished")
+    __slots__ = (
+        "_blame",
+        "_histogram",
+        "_on_tokens",
+        "_read",
+        "_report",
+        "_splitter",
+        "_steps",
+        "done",
+        "error",
+        "finished",
+    )
 
     def __init__(
         self,
@@ -31,12 +61,16 @@ class StreamMeter:
         histogram: TbtHistogram,
         on_tokens: Callable[[str, int, float], None],
         blame: Callable[[str, float, int, float], Blame | None] = lambda *_: None,
+        read: Callable[[bytes], ChunkView] = read_chunk,
     ) -> None:
+        """``read`` is that of the stream's API."""
         self._report = report
         self._histogram = histogram
         self._on_tokens = on_tokens
         self._blame = blame
+        self._read = read
         self._splitter = EventSplitter()
+        self._steps = _Steps() if report.sequences > 1 else None
         self.done = False
         """The stream's own end marker has passed."""
         self.finished = False
@@ -58,14 +92,13 @@ class StreamMeter:
         report = self._report
         chunks, visible = 0, report.times.first_at is not None
         for payload in self._splitter.feed(data):
-            view = read_chunk(payload)
-            if view.visible:
-                visible = True
-                chunks += 1
-            elif view.held_back:
-                chunks += 1
+            view = self._read(payload)
+            if view.visible or view.held_back:
+                visible = visible or view.visible
+                chunks += 1 if self._steps is None else self._steps.count(payload)
             if view.completion_tokens is not None:
                 report.completion_tokens = view.completion_tokens
+            if view.prompt_tokens is not None:
                 report.prompt_tokens = view.prompt_tokens or report.prompt_tokens
                 report.prompt_tokens_told, report.cached_tokens = view.prompt_tokens, view.cached_tokens
             self.done |= view.done

@@ -24,6 +24,7 @@ from proxy.core.events import (
     EngineUp,
     Event,
     NotStarted,
+    Passed,
     Reconfigured,
     SliceEnded,
     Tokenized,
@@ -263,6 +264,8 @@ class Chronicle:
                 return f"{engine_id} being removed"
             case EngineReported(engine_id):
                 return f"the figures of {engine_id} itself"
+            case Passed(engine_id):
+                return f"a request past the queue, to {engine_id}"
             case DrainStarted():
                 return "the drain of the proxy"
             case Reconfigured():

@@ -276,6 +276,7 @@ class Metrics:
             description="1 for the condition that it is in",
         )
         engine_gauge("slai.engine.requests", "Requests dispatched and not over", lambda e: e.outstanding)
+        engine_gauge("slai.engine.passing", "Requests past the queue (no generation)", lambda e: e.passing)
         engine_gauge("slai.engine.decodes", "Streams past their first token", lambda e: e.decodes)
         engine_gauge("slai.engine.backlog.tokens", "Released prompt tokens not worked on yet", lambda e: e.backlog)
         engine_gauge("slai.engine.kv.tokens", "KV cache in use, as we count it", lambda e: e.kv_tokens)

@@ -84,6 +84,10 @@ class RequestReport:
     """``chat`` or ``text_completion``, as OpenTelemetry's GenAI conventions have it."""
     arrived_at: float
     request_class: RequestClass
+    path: str = ""
+    """Of the API, which decides on the shape of errors."""
+    sequences: int = 1
+    """Answers that are asked for."""
     model: str = ""
     stream: bool = False
     prompt_tokens: int = 0

@@ -32,6 +32,9 @@ class _Fields(msgspec.Struct, gc=False):
     model: msgspec.Raw = _ABSENT
     prompt: msgspec.Raw = _ABSENT
     messages: msgspec.Raw = _ABSENT
+    input: msgspec.Raw = _ABSENT
+    system: msgspec.Raw = _ABSENT
+    instructions: msgspec.Raw = _ABSENT
     tools: msgspec.Raw = _ABSENT
     cache_salt: msgspec.Raw = _ABSENT
     chat_template: msgspec.Raw = _ABSENT
@@ -60,16 +63,17 @@ class Fingerprinter:
             fields = _FIELDS.decode(body)
         except (msgspec.DecodeError, RecursionError):
             return NO_BLOCKS
-        text = memoryview(fields.messages if chat else fields.prompt)
+        text = memoryview(fields.messages if chat else fields.prompt if bytes(fields.prompt) else fields.input)
         if len(text) < _FIRST_BLOCK_BYTES:
             return NO_BLOCKS
         chain = sha256(self._key)  # twice as fast as BLAKE2 where the processor knows it
         tools = bytes(fields.tools)
-        template = (fields.chat_template, fields.chat_template_kwargs, fields.documents)
+        before = (bytes(fields.system), bytes(fields.instructions))
+        template = (fields.chat_template, fields.chat_template_kwargs, fields.documents, *before)
         kind = b"chat" if chat else b"text"
         # No NUL can stand in valid JSON.
         chain.update(b"\0".join((kind, fields.model, fields.cache_salt, tools, *template, b"")))
-        ahead = len(tools)  # a template puts them before the messages
+        ahead = len(tools) + sum(map(len, before))  # a template puts them before the messages
         tokens_per_byte = prompt_tokens / (ahead + len(text))
         hashes: list[int] = []
         ends: list[int] = []

@@ -17,6 +17,7 @@ from proxy.core.promptsize import PromptSize
 
 _Shape = TypeVar("_Shape")
 
+_MOST_SEQUENCES = 1024
 _MOST_TOKENS = 2**31 - 1
 """No context is longer, and ``int`` this small is safe in the core's floating-point arithmetic."""
 
@@ -42,6 +43,8 @@ class RequestView:
     """``None`` where the client set no usable limit: none, null or a negative one, which the engine judges."""
     prompt: PromptSize
     """What its length in tokens can be told from."""
+    sequences: int = 1
+    """Answers that it asks for, of all its prompts together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class _ChatBody(msgspec.Struct, gc=False):
     stream: bool | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    n: Any = None
     messages: list[_Message] | None = None
     tools: msgspec.Raw = msgspec.Raw()
 
@@ -102,6 +106,8 @@ class _CompletionBody(msgspec.Struct, gc=False):
     model: str | None = None
     stream: bool | None = None
     max_tokens: int | None = None
+    n: Any = None
+    best_of: Any = None
     prompt: msgspec.Raw = msgspec.Raw()
 
 
@@ -123,24 +129,60 @@ def peek(body: bytes, *, chat: bool) -> RequestView:
         if chat:
             chat_body = _CHAT_BODY.decode(body)
             limit = chat_body.max_tokens if chat_body.max_completion_tokens is None else chat_body.max_completion_tokens
-            return _view(chat_body.model, chat_body.stream, limit, _chat_size(chat_body) or _whole(body))
+            size = _chat_size(chat_body) or whole_body(body)
+            return make_view(chat_body.model, chat_body.stream, limit, size, _answers(chat_body.n))
         completion = _COMPLETION_BODY.decode(body)
     except RecursionError:
         raise BadRequest("the request body is nested too deeply") from None
     except msgspec.DecodeError:
         return _peek_as_the_engine(body, chat=chat)
-    size = _prompt_size(bytes(completion.prompt)) or _whole(body)
-    return _view(completion.model, completion.stream, completion.max_tokens, size)
+    prompt = bytes(completion.prompt)
+    size = _prompt_size(prompt) or whole_body(body)
+    sequences = _prompts(prompt) * _answers(completion.n, completion.best_of)
+    return make_view(completion.model, completion.stream, completion.max_tokens, size, sequences)
 
 
-def _view(model: str | None, stream: bool | None, limit: int | None, prompt: PromptSize) -> RequestView:
+def make_view(
+    model: str | None, stream: bool | None, limit: int | None, prompt: PromptSize, sequences: int = 1
+) -> RequestView:
+    """Return a view in which a limit that makes no sense is none."""
     if limit is not None:
         limit = min(limit, _MOST_TOKENS) if limit >= 0 else None
-    return RequestView(model or "", bool(stream), limit, prompt)
+    return RequestView(model or "", bool(stream), limit, prompt, min(sequences, _MOST_SEQUENCES))
+
+
+def _answers(*wishes: Any) -> int:
+    """Return how many answers to each prompt are asked for: ``n``, or ``best_of`` if that is more."""
+    return max([1, *(wish for wish in wishes if type(wish) is int)])
+
+
+def _prompts(prompt: bytes) -> int:
+    """Return how many prompts a completion's ``prompt`` is."""
+    if not prompt.startswith(b"["):
+        return 1
+    if not prompt.translate(None, b"-0123456789[], \t\r\n"):  # token ids of one prompt, or a list of such
+        return max(1, prompt.count(b"[") - 1)
+    try:
+        return max(1, len(_TEXTS.decode(prompt)))
+    except msgspec.DecodeError:
+        return 1
 
 
 def _peek_as_the_engine(body: bytes, *, chat: bool) -> RequestView:
     """Decide with Python's own parser what msgspec refused; ten times slower, and seldom needed."""
+    fields, model, stream = read_fields(body)
+    limit = integer(fields, "max_tokens")
+    if chat and (wins := integer(fields, "max_completion_tokens")) is not None:
+        limit = wins
+    return make_view(model, stream, limit, whole_body(body))
+
+
+def read_fields(body: bytes) -> tuple[dict[str, Any], str | None, bool | None]:
+    """Return the fields of a body as Python's own parser reads them, with its model and whether it streams.
+
+    Raises:
+        BadRequest: as from ``peek``.
+    """
     try:
         fields = json.loads(body)
     except RecursionError:
@@ -154,15 +196,16 @@ def _peek_as_the_engine(body: bytes, *, chat: bool) -> RequestView:
         raise BadRequest("model must be a string", param="model")
     if stream is not None and not isinstance(stream, bool):
         raise BadRequest("stream must be a boolean", param="stream")
-    limit = _integer(fields, "max_tokens")
-    if chat and (wins := _integer(fields, "max_completion_tokens")) is not None:
-        limit = wins
     # A name with a lone surrogate is no model's name, but has to be fit for a log line and an error message.
-    model = model and model.encode(errors="backslashreplace").decode()
-    return _view(model, stream, limit, _whole(body))
+    return fields, model and model.encode(errors="backslashreplace").decode(), stream
 
 
-def _integer(fields: dict[str, Any], name: str) -> int | None:
+def integer(fields: dict[str, Any], name: str) -> int | None:
+    """Return a field of ``read_fields`` that is an integer, or none.
+
+    Raises:
+        BadRequest: it is something else.
+    """
     value = fields.get(name)
     if isinstance(value, float) and value.is_integer():
         return int(value)  # 16.0 is an integer to JSON Schema, and to vLLM
@@ -215,6 +258,12 @@ def _prompt_size(prompt: bytes) -> PromptSize | None:
         return None
 
 
+def size_of_texts(texts: list[str], tools: msgspec.Raw, messages: int, parts: int, raw_bytes: int = 0) -> PromptSize:
+    """Return what a conversation is made of; ``raw_bytes`` of it are JSON beside the tools."""
+    ascii_bytes, other_bytes = _bytes_of("".join(texts).encode(errors="replace"))
+    return PromptSize(0, ascii_bytes, other_bytes, _raw_size(tools) + raw_bytes, messages, parts)
+
+
 _ASCII = bytes(range(128))
 
 
@@ -224,7 +273,8 @@ def _bytes_of(text: bytes) -> tuple[int, int]:
     return len(text) - other, other
 
 
-def _whole(body: bytes) -> PromptSize:
+def whole_body(body: bytes) -> PromptSize:
+    """Return the size of what is not understood."""
     return PromptSize(json_bytes=len(body))
 
 
@@ -290,7 +340,7 @@ def read_chunk(data: bytes) -> ChunkView:
     """
     if data == b"[DONE]":
         return _DONE
-    chunk = _decode(_CHUNK, data)
+    chunk = decode_leniently(_CHUNK, data)
     if chunk is None:
         return _UNDECODABLE
     tokens, visible, held_back, finish_reason = 0, False, False, None
@@ -311,6 +361,24 @@ def read_chunk(data: bytes) -> ChunkView:
     return ChunkView(tokens, visible, held_back, False, *_usage(usage), bool(chunk.error), finish_reason)
 
 
+class _Numbered(msgspec.Struct, gc=False):
+    index: Any = None
+
+
+class _Choices(msgspec.Struct, gc=False):
+    choices: list[_Numbered] | None = None
+
+
+_CHOICES = msgspec.json.Decoder(_Choices)
+
+
+def read_index(data: bytes) -> int:
+    """Return which of a stream's answers a payload with a token belongs to; 0 where it does not tell."""
+    chunk = decode_leniently(_CHOICES, data)
+    index = chunk.choices[0].index if chunk is not None and chunk.choices else 0
+    return index if type(index) is int and 0 <= index < _MOST_SEQUENCES else 0
+
+
 class Usage(NamedTuple):
     """What an answer reports; each ``None`` where it does not."""
 
@@ -322,11 +390,12 @@ class Usage(NamedTuple):
 
 def read_usage(body: bytes) -> Usage:
     """Return what a whole JSON answer reports; never raises."""
-    answer = _decode(_ANSWER, body)
+    answer = decode_leniently(_ANSWER, body)
     return _usage(answer.usage) if answer else Usage()
 
 
-def _decode(decoder: msgspec.json.Decoder[_Shape], data: bytes) -> _Shape | None:
+def decode_leniently(decoder: msgspec.json.Decoder[_Shape], data: bytes) -> _Shape | None:
+    """Return what an engine has written; ``None`` where that is nothing of this shape."""
     try:
         return decoder.decode(data)
     except (msgspec.ValidationError, RecursionError):
@@ -373,8 +442,9 @@ def _usage(usage: _Usage | None) -> Usage:
         return Usage()
     details = usage.prompt_tokens_details
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return Usage(_count(usage.prompt_tokens), _count(usage.completion_tokens), _count(cached))
+    return Usage(token_count(usage.prompt_tokens), token_count(usage.completion_tokens), token_count(cached))
 
 
-def _count(value: Any) -> int | None:
+def token_count(value: Any) -> int | None:
+    """Return a number of tokens as an engine reports it; ``None`` where it makes no sense."""
     return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None

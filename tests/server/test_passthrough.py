@@ -42,7 +42,7 @@ async def test_any_path_and_method(method: str, target: str) -> None:
         await call.answer(b"\x00answer\xff", status="218 This is fine", headers=("X-Engine: 1", "Content-Type: a/b"))
 
     body = b"\x00\x01 not json \xff" if method in ("POST", "PUT", "PATCH") else b""
-    async with scripted_engine(script) as engine, live_proxy(engine) as proxy:
+    async with scripted_engine(script) as engine, live_proxy(engine, engine_administration=True) as proxy:
         answer = await exchange(proxy, raw(method, target, "X-Client: 1", "Content-Type: x/y", body=body))
         (call,) = engine.calls
         assert (call.method, call.target, call.body) == (method, target, body)
@@ -213,3 +213,45 @@ class TestFaults:
             await asyncio.wait([task])
             async with asyncio.timeout(1):
                 await engine.calls[0].gone.wait()
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/sleep?level=1",
+        "//sleep",
+        "/sleep/",
+        "/%73leep",
+        "/wake_up",
+        "/pause",
+        "/collective_rpc",
+        "/reset_prefix_cache",
+        "/invocations",
+        "/v1/load_lora_adapter",
+        "/v1/../sleep",
+    ],
+)
+async def test_paths_that_administer_an_engine_are_not_for_everybody(target: str) -> None:
+    async with scripted_engine() as engine, live_proxy(engine) as proxy:
+        answer = await exchange(proxy, raw("POST", target, body=b"{}"))
+        assert answer.startswith(b"HTTP/1.1 403 ")
+        assert b"call the engine itself" in answer, "it says what to do"
+        assert b"--engine-administration" in answer
+        assert not engine.calls
+
+
+async def test_what_passes_the_queue_counts_as_load_of_its_engine() -> None:
+    go = asyncio.Event()
+
+    async def slow(call: Call) -> None:
+        await go.wait()
+        await call.answer()
+
+    async with scripted_engine(slow) as one, scripted_engine(slow) as other, live_proxy(one, other) as proxy:
+        asked = [asyncio.ensure_future(proxy.fetch("/v1/embeddings", b'{"model": "m"}')) for _ in range(4)]
+        await until(lambda: len(one.calls) + len(other.calls) == 4)
+        assert (len(one.calls), len(other.calls)) == (2, 2)
+        assert [e.passing for e in proxy.scheduler.engines] == [2, 2]
+        go.set()
+        assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 4
+        assert [e.passing for e in proxy.scheduler.engines] == [0, 0]
