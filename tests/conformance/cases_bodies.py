@@ -326,7 +326,7 @@ async def bodies_of_other_methods(t: Bench) -> None:
     for method in ("GET", "DELETE"):
         await t.post(t.body(), path=f"/x?{t.token}", method=method)
         check(t.token.encode() in t.calls[-1].body, f"the body of {method} was lost")
-    answer = await t.post(b"", path=f"/sleep?{t.token}")
+    answer = await t.post(b"", path=f"/x?{t.token}")
     equal((answer.status, t.calls[-1].body), (200, b""), "status, and the body at the engine")
 
 

@@ -565,7 +565,7 @@ async def chunked_upload(t: Bench) -> None:
 async def targets_pass(t: Bench) -> None:
     for target in (
         f"{COMPLETIONS}?api-version=2024-10-21&x=a%20b+c&{t.token}",
-        f"/sleep?level=1&{t.token}",
+        f"/v1/rerank?level=1&{t.token}",
         f"/v1/files/a%2Fb%20c/content?{t.token}",
         f"/x//y?{t.token}=%3D&empty=&q",
     ):
