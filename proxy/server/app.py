@@ -169,7 +169,7 @@ def create_app(
             settings.ask_usage,
             settings.queue_comment_seconds,
         )
-        app[_PASS_THROUGH] = PassThrough(
+        app[PASS_THROUGH] = PassThrough(
             driver,
             client,
             WebSockets(trust, settings.connect_timeout_seconds, settings.max_body_bytes),
@@ -196,7 +196,7 @@ def create_app(
             await log.close()
         if knowledge is not None:
             await knowledge.keep(prober.identify(scheduler.engines))
-        for to_engines in (prober, client, app[_PASS_THROUGH].sockets):
+        for to_engines in (prober, client, app[PASS_THROUGH].sockets):
             await to_engines.close()
         await asyncio.to_thread(_close_telemetry, metrics, tracing)  # exporters flush, and wait for it
 
@@ -207,7 +207,7 @@ def create_app(
 
 
 GENERATOR = web.AppKey("generator", Generator)
-_PASS_THROUGH = web.AppKey("pass_through", PassThrough)
+PASS_THROUGH = web.AppKey("pass_through", PassThrough)
 
 
 async def _close_when_draining(request: web.Request, response: web.StreamResponse) -> None:
@@ -248,7 +248,7 @@ async def _generate(request: web.Request) -> web.StreamResponse:
 
 
 async def _pass_through(request: web.Request) -> web.StreamResponse:
-    return await request.app[_PASS_THROUGH].handle(request)
+    return await request.app[PASS_THROUGH].handle(request)
 
 
 async def _models(request: web.Request) -> web.StreamResponse:

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from proxy.core.events import Reconfigured
-from proxy.server.app import GENERATOR, PROXY
+from proxy.server.app import GENERATOR, PASS_THROUGH, PROXY
 from proxy.server.bodies import BODY_SECONDS
 from proxy.server.connections import connection_limits
 from proxy.tls import load_certificate
@@ -37,6 +37,8 @@ def put_in_force(app: web.Application, new: Settings, files: Files, tls: ssl.SSL
     proxy.metrics.know(classes, new.tenants)
     generator.classes, generator.default_class = classes, classes[new.default_class]
     generator.tenants = new.tenant_reader(generator.tenants.secret)
+    generator.aliases = app[PASS_THROUGH].aliases = new.aliases
+    app[PASS_THROUGH].administration = new.engine_administration
     proxy.access.change(files.keys)
     proxy.debug_key = files.debug_key
     proxy.connections.limits = connection_limits(new)

@@ -30,6 +30,8 @@ POLL_SECONDS = 1.0
 LIVE = frozenset(
     {
         "engines",
+        "aliases",
+        "engine_administration",
         "engine_drain_seconds",
         "engine_key_file",
         "engine_tls_ca",

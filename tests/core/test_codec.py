@@ -56,6 +56,9 @@ def of_type(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(of_type(arguments[0]), max_size=3).map(tuple)
     if hint is StepModelSnapshot:
         return st.integers(0, 3).map(trained)
+    if hint is SchedulerConfig:  # not everything goes together in it
+        weights = st.dictionaries(st.text(max_size=5), st.floats(0.1, 9.0), max_size=3)
+        return st.builds(SchedulerConfig, max_wait_seconds=st.floats(0.001, 0.9), tenant_weights=weights)
     if isinstance(hint, type) and is_dataclass(hint):
         hints = get_type_hints(hint, localns=NAMES)
         return st.builds(hint, **{field.name: of_type(hints[field.name]) for field in fields(hint)})
