@@ -293,7 +293,8 @@ class Generator:
                 await self._pump(request, response, upstream, meter, remover)
             elif as_one_event:
                 kept = None
-                await response.write(as_event(await upstream.read()))
+                named = not api.is_openai and upstream.status >= _ERROR
+                await response.write(as_event(await upstream.read(), named=named))
             else:
                 await response.prepare(request)
                 async for data in upstream.chunks():
@@ -376,7 +377,7 @@ async def _in_time(request: web.Request, response: web.Response) -> web.StreamRe
     if started is None:
         return response
     assert isinstance(response.body, bytes)
-    await started.write(as_event(response.body))
+    await started.write(as_event(response.body, named=not APIS[request.path].is_openai))
     await started.write_eof()
     return started
 

@@ -42,6 +42,13 @@ async def decided(ticket: Ticket, request: web.Request, every_seconds: float, he
         await response.write(_COMMENT)
 
 
-def as_event(body: bytes) -> bytes:
-    """Return a whole answer as one event, its bytes as they are but for their line ends."""
-    return b"".join(b"data: %b\n" % line for line in body.splitlines() or [b""]) + b"\n"
+def as_event(body: bytes, *, named: bool = False) -> bytes:
+    """Return a whole answer as one event, its bytes as they are but for their line ends.
+
+    ``named``: as an error of an API whose events have names.
+    """
+    return (
+        (b"event: error\n" if named else b"")
+        + b"".join(b"data: %b\n" % line for line in body.splitlines() or [b""])
+        + b"\n"
+    )

@@ -187,6 +187,24 @@ async def test_each_answer_takes_a_slot_of_the_engine() -> None:
         assert [e.siblings for e in proxy.scheduler.engines] == [0]
 
 
+async def test_a_refusal_after_comments_is_an_event_that_the_api_s_clients_know() -> None:
+    async def silent(call: Call) -> None:
+        await call.gone.wait()
+
+    async with (
+        scripted_engine(silent) as engine,
+        live_proxy(engine, max_num_seqs=1, queue_timeout_seconds=0.2, queue_comment_seconds=0.05) as proxy,
+    ):
+        busy = asyncio.ensure_future(proxy.fetch())
+        await until(lambda: engine.calls)
+        _, answer = await proxy.fetch(MESSAGES, BODIES[MESSAGES])
+        assert answer.startswith(b": waiting")
+        event = answer.rpartition(b": waiting\n\n")[2]
+        assert event.startswith(b"event: error\ndata: {")
+        assert json.loads(event.partition(b"data: ")[2])["error"]["type"] == "rate_limit_error"
+        busy.cancel()
+
+
 class TestAliases:
     BODY = b'{"messages": [{"content": "model"}],  "model": "fast", "x": 1e400}'
 
