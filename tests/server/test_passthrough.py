@@ -228,7 +228,6 @@ class TestFaults:
         "/reset_prefix_cache",
         "/invocations",
         "/v1/load_lora_adapter",
-        "/v1/../sleep",
     ],
 )
 async def test_paths_that_administer_an_engine_are_not_for_everybody(target: str) -> None:
