@@ -43,11 +43,12 @@ def test_a_cache_without_limit_finds_whole_blocks_after_the_same_beginning() -> 
             Row(1500, 1, 1.0, (1, 2, 3), 512),  # finds two
             Row(1024, 1, 2.0, (7, 2), 512),  # the same block after another beginning
             Row(1500, 1, 3.0, (1, 2, 3), 512),  # the third block is not whole
+            Row(512, 1, 4.0, (2,), 512),  # the same block without a beginning
         ),
         "t",
     )["sharing"]
     assert found["found_tokens"] == 2048
-    assert found["found_share"] == 2048 / (1024 + 1500 + 1024 + 1500)
+    assert found["found_share"] == 2048 / (1024 + 1500 + 1024 + 1500 + 512)
 
 
 def test_a_conversation_finds_what_it_said_before() -> None:

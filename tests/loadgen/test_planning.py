@@ -164,6 +164,8 @@ def test_blocks_are_kept_in_order_and_new_in_every_round() -> None:
     assert [r.prompt_tokens for r in found[3:]] == [40, 33, 8]
     assert not {b for r in found[:3] for b in r.blocks} & {b for r in found[3:] for b in r.blocks}
     assert not any(r.blocks or r.block_tokens for r in drawn(replace(TWO, requests=6, share=False), BLOCKS))
+    # A prompt has one beginning only.
+    assert not any(r.prefix for r in drawn(replace(TWO, requests=6, shared_prefix=SharedPrefix(4)), BLOCKS))
 
 
 def test_blocks_shrink_with_their_prompts() -> None:

@@ -60,4 +60,5 @@ async def test_a_short_selftest_measures_everything(monkeypatch: pytest.MonkeyPa
     assert found.tokens_per_s > 0
     assert found.streams == 64
     assert found.at_half_tokens.failed == found.at_half_requests.failed == 0
+    assert found.at_half_tokens.delay_s["p99"] is not None
     assert len(told) == 4

@@ -62,6 +62,7 @@ SHAREGPT: list[Any] = [
     },
     {"messages": [{"role": "user", "content": "u" * 45}, {"role": "assistant", "content": "a" * 45}]},
     {"conversations": [{"from": "gpt", "value": "Hello!"}, {"from": "human", "value": "?"}]},
+    {"conversations": [{"from": "human", "value": "?" * 9}, {"from": "gpt", "value": ""}]},
     {"conversations": [{"from": "human", "value": "?"}]},
     {"conversations": "none"},
     7,
@@ -158,6 +159,7 @@ def test_sharegpt_gives_every_answer_with_what_came_before_it(trace: Read, lines
     assert all(r.grows for r in found.rows)
     assert found.dropped == {
         "an answer with nothing before it": 1,
+        "empty prompt or output": 1,
         "a conversation without an answer": 1,
         "no list of turns under 'conversations' or 'messages'": 2,
     }
