@@ -12,6 +12,7 @@ from rich.table import Table
 from loadgen.compat import Compat, compat_figures
 from loadgen.curves import curves_of
 from loadgen.metrics import measure
+from loadgen.results import Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,6 +56,7 @@ def build_document(
             "completed": metrics["completed"],
             "failed": len(records) - metrics["completed"],
             "short_outputs": short,
+            **_told_by_usage(records),
             "clipped": clipped,
             "by_class": Counter(r.request.request_class.name for r in records),
         },
@@ -65,6 +67,15 @@ def build_document(
         "interrupted": interrupted,
         "valid": reason is None,
         "invalid_reason": reason,
+    }
+
+
+def _told_by_usage(records: Sequence[RequestRecord]) -> dict[str, int]:
+    """Count what servers say of their prompts beside what was asked for."""
+    told = [r for r in records if isinstance(r, Result) and r.prompt_tokens is not None]
+    return {
+        "other_prompt_lengths": sum(r.prompt_tokens != r.request.prompt_tokens for r in told),
+        "cached_prompt_tokens": sum(r.cached_tokens or 0 for r in told),
     }
 
 
@@ -160,6 +171,10 @@ def remarks(document: Document) -> list[str]:
         found.append(f"Failed: {listed}. A failed request counts as a missed deadline.")
     if counts["short_outputs"]:
         found.append(f"{counts['short_outputs']} outputs were not as long as asked for.")
+    if counts.get("other_prompt_lengths"):
+        found.append(f"{counts['other_prompt_lengths']} prompts were not as long as asked for, by the server's count.")
+    if counts.get("cached_prompt_tokens"):
+        found.append(f"{counts['cached_prompt_tokens']:,} prompt tokens were found in a prefix cache.")
     if counts["clipped"]:
         found.append(
             f"{counts['clipped']} of {counts['planned']} requests had a length over the limit and were clipped."

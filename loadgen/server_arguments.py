@@ -32,7 +32,17 @@ def add_server_arguments(parser: argparse.ArgumentParser, *, sides: bool = False
         type=Api,
         choices=list(Api),
         default=Api.COMPLETIONS,
-        help="completions sends token ids of exact number (default); chat sends text of about that length",
+        help="completions sends token ids of exact number (default); chat sends text, of exactly that length where the "
+        "server has vLLM's /tokenize",
+    )
+    how.add_argument(
+        "--api-key-env", metavar="NAME", help="send the key that the environment variable NAME holds as a bearer token"
+    )
+    how.add_argument(
+        "--standard-only",
+        action="store_true",
+        help="only fields of OpenAI's own API, for servers that refuse min_tokens and ignore_eos: outputs then end "
+        "where the model ends them",
     )
     how.add_argument(
         "--timeout", type=positive, default=600.0, metavar="S", help="give a request up after S seconds (default: 600)"
@@ -118,14 +128,32 @@ async def live(args: argparse.Namespace, addresses: Sequence[str], tell: Callabl
 
     Raises:
         NotReadyError: they are not in time.
+        ValueError: there is no key where one should be.
     """
+    api_key = None
+    if args.api_key_env is not None:
+        api_key = os.environ.get(args.api_key_env)
+        if not api_key:
+            raise ValueError(f"--api-key-env: there is no environment variable {args.api_key_env}, or it is empty")
     model = await wait_until_ready(
         addresses,
         patience_seconds=args.wait,
         model=args.model,
+        api_key=api_key,
         on_wait=lambda reason: tell(f"waiting up to {args.wait:g} s for {reason}"),
     )
-    return LiveServer(tuple(addresses), model, args.api, args.time_scale, args.timeout, args.send_class, args.processes)
+    return LiveServer(
+        tuple(addresses),
+        model,
+        args.api,
+        args.time_scale,
+        args.timeout,
+        args.send_class,
+        args.processes,
+        api_key,
+        args.standard_only,
+        tell,
+    )
 
 
 def urls(text: str) -> list[str]:

@@ -71,11 +71,12 @@ async def measure_texts(
     workload: Sequence[ScheduledRequest],
     nonce: int,
     *,
-    headers: Mapping[str, str] | None = None,
+    api_key: str | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> TextLengths:
     """Find out by the server's ``/tokenize`` how long texts must be; ``tell`` hears what comes of it."""
     timeout = aiohttp.ClientTimeout(total=_LIMIT_SECONDS)
+    headers = None if api_key is None else {"Authorization": f"Bearer {api_key}"}
     async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
 
         async def count(text: str) -> int:

@@ -237,3 +237,25 @@ async def test_a_trace_comes_at_its_own_times_without_a_rate(upstream: Upstream,
 def test_loads_that_cannot_be_are_told(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "--url", DOWN, *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+async def test_a_key_is_taken_from_the_environment_and_never_told(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MY_KEY", "sk-secret")
+    await run(upstream, "--api-key-env", "MY_KEY", "--standard-only", "--json", "-")
+    assert {request.headers["Authorization"] for request in upstream.requests} == {"Bearer sk-secret"}
+    assert not any("ignore_eos" in body for body in upstream.bodies)
+    told = capsys.readouterr()
+    assert "sk-secret" not in told.out + told.err
+    monkeypatch.delenv("MY_KEY")
+    with pytest.raises(ValueError, match="no environment variable MY_KEY"):
+        await run(upstream, "--api-key-env", "MY_KEY")
+
+
+async def test_chats_of_a_server_that_does_not_count_tokens_are_of_about_the_length(
+    upstream: Upstream, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await run(upstream, "--api", "chat", "--max-prompt-tokens", "20")
+    assert "prompts are of about the lengths asked for" in capsys.readouterr().err
+    assert {len(body["messages"][0]["content"].split()) for body in upstream.bodies} <= set(range(1, 21))

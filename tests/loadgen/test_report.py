@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from samples import result
 from scripted_upstream import request_at
 
 from loadgen.report import Document, build_document, comparison_table, remarks, run_tables, same_workload, show
@@ -64,6 +65,8 @@ def test_the_document_is_json_with_all_its_parts() -> None:
         "completed": 1,
         "failed": 1,
         "short_outputs": 0,
+        "other_prompt_lengths": 0,
+        "cached_prompt_tokens": 0,
         "clipped": 1,
         "by_class": {"gold": 2},
     }
@@ -129,6 +132,17 @@ def test_remarks_name_failures_short_outputs_and_clipping() -> None:
     assert "1 outputs were not as long" in told
     assert "4 of 4 requests" in told
     assert remarks(document(record(0.0))) == []
+
+
+def test_prompts_are_held_against_what_the_server_counts() -> None:
+    exact, other, untold = result(prompt=30), result(1.0, index=1, prompt=30), result(2.0, index=2, prompt=30)
+    exact.prompt_tokens, other.prompt_tokens, other.cached_tokens = 30, 31, 16
+    found = document(exact, other, untold)
+    assert found["counts"]["other_prompt_lengths"] == 1
+    assert found["counts"]["cached_prompt_tokens"] == 16
+    told = " ".join(remarks(found))
+    assert "1 prompts were not as long as asked for" in told
+    assert "16 prompt tokens were found in a prefix cache" in told
 
 
 def test_a_comparison_gives_the_second_over_the_first() -> None:
