@@ -2,7 +2,7 @@ from itertools import islice, pairwise
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.arrivals import Arrivals, Process, Rate, parse_arrivals, parse_rate
@@ -53,6 +53,7 @@ def test_steps_and_ramps_bring_the_requests_of_their_area() -> None:
 rates = st.floats(0.1, 50)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(rates, rates, st.floats(0.1, 100)), min_size=1, max_size=4),
     st.lists(st.floats(0, 5000), min_size=2, max_size=8),

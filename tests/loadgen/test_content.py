@@ -1,6 +1,6 @@
 import json
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_upstream import request_at
 
@@ -14,6 +14,7 @@ def ids(nonce: int = 1, *, prompt: int = 64, seed: int = 7, **more: object) -> l
     return as_numbers(prompt_ids(ScheduledRequest(0, 0.0, prompt, 2, KIND, seed, **more), nonce))  # type: ignore[arg-type]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5000), st.integers(0, 2**48))
 def test_prompts_have_exactly_the_length_asked_for_and_plain_ids(prompt: int, seed: int) -> None:
     request = ScheduledRequest(0, 0.0, prompt, 2, KIND, seed)

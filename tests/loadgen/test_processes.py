@@ -3,7 +3,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_upstream import Upstream, requests_at
 
@@ -13,6 +13,7 @@ from loadgen.runner import Counts
 pytest_plugins = ("loadgen_fixtures",)
 
 
+@settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=20), st.integers(1, 5), st.randoms())
 def test_every_request_is_in_one_part_with_the_one_that_it_waits_for(
     roots: list[bool], parts: int, rng: Random

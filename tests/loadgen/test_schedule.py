@@ -2,7 +2,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_upstream import KIND, requests_at
 
@@ -47,6 +47,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 
 @pytest.mark.parametrize("name", ["s.jsonl", "s.jsonl.gz"])
+@settings(deadline=None)
 @given(schedule=schedules())
 def test_a_file_gives_back_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, name: str, schedule: Schedule

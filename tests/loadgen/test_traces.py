@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.schedule import Schedule
@@ -286,6 +286,7 @@ lines_of = {
 }
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_every_row_is_emitted_or_counted_under_a_reason(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
