@@ -55,6 +55,9 @@ contract: $(VENV)/.installed-test  ## Hold the debug port to its own OpenAPI des
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group contract
 	@$(BIN)/python -m pytest tests/server/test_debug_contract.py $(ARGS)
 
+dashboards: $(VENV)/.installed-test  ## Make dashboards/*.json from dashboards/panels.py
+	@$(BIN)/python -m dashboards.build
+
 fix: $(VENV)/.installed-check  ## Format the code and mend what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .

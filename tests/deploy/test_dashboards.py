@@ -1,0 +1,113 @@
+"""Dashboards and rules ask for what there is, and say what it means."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from proxy.core.events import EngineUp
+from proxy.core.limits import EngineLimits
+from proxy.core.scheduler import Scheduler
+from proxy.telemetry.metrics import Metrics
+
+ROOT = Path(__file__).parents[2]
+RULES = yaml.safe_load((ROOT / "deploy/prometheus/rules.yml").read_text(encoding="utf-8"))
+NAME = re.compile(r"\b(?:slai[a-z_:0-9]*|gen_ai_[a-z_]+|process_[a-z_]+)\b")
+
+panels = pytest.importorskip("dashboards.panels")
+build = pytest.importorskip("dashboards.build", reason="the dashboards' SDK is not installed")
+
+
+def names(expression: str) -> set[str]:
+    return set(NAME.findall(re.sub(r'"[^"]*"', "", expression)))
+
+
+def known() -> set[str]:
+    """Every series that a proxy can have, and every recorded one."""
+    scheduler = Scheduler()
+    scheduler.handle(EngineUp("http://e", EngineLimits(), frozenset()), 0.0)
+    metrics = Metrics(scheduler, ["strict"], ["a"])
+    text = metrics.exposition().decode()
+    metrics.close()
+    declared = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+    sampled = {s.name for family in text_string_to_metric_families(text) for s in family.samples}
+    histograms = set(re.findall(r"^# TYPE (\S+) histogram", text, re.MULTILINE))
+    recorded = {rule["record"] for group in RULES["groups"] for rule in group["rules"] if "record" in rule}
+    # Instruments without a label known beforehand have no series until the first measurement.
+    source = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "proxy").rglob("*.py")))
+    later = {n.replace(".", "_") for n in re.findall(r'"((?:slai|gen_ai)\.[a-z_.]+)"', source)}
+    endings = {f"{name}{end}" for name in later for end in ("", "_total", "_seconds", "_bytes")}
+    parts = {f"{n}{part}" for n in histograms | endings for part in ("_bucket", "_count", "_sum")}
+    return declared | sampled | recorded | endings | parts
+
+
+def test_the_committed_dashboards_are_the_ones_that_the_code_makes() -> None:
+    for board in panels.BOARDS:
+        committed = (ROOT / "dashboards" / f"{board.uid}.json").read_text(encoding="utf-8")
+        assert committed == build.render(board), "run make dashboards"
+
+
+def test_every_panel_says_what_it_shows_and_asks_for_what_there_is() -> None:
+    there = known()
+    for board in panels.BOARDS:
+        for _, row in board.rows:
+            for panel in row:
+                assert panel.unit, panel.title
+                assert len(panel.description) > 20, panel.title
+                assert panel.queries, panel.title
+                for query in panel.queries:
+                    asked = names(query.expression)
+                    assert asked, query
+                    assert asked <= there, (panel.title, asked - there)
+
+
+def test_every_dashboard_is_one_that_grafana_reads() -> None:
+    seen = set()
+    for board in panels.BOARDS:
+        made = json.loads(build.render(board))
+        seen.add(made["uid"])
+        ids = [panel["id"] for panel in made["panels"]]
+        assert len(ids) == len(set(ids))
+        assert made["schemaVersion"] >= 39
+        for panel in made["panels"]:
+            place = panel["gridPos"]
+            assert place["x"] + place["w"] <= 24
+    assert len(seen) == len(panels.BOARDS)
+
+
+def test_every_rule_asks_for_what_there_is_and_every_alert_says_what_to_do() -> None:
+    there = known()
+    for group in RULES["groups"]:
+        for rule in group["rules"]:
+            assert names(rule["expr"]) <= there, rule
+            if "alert" in rule:
+                assert set(rule["annotations"]) == {"summary", "what_to_do"}
+                assert rule["labels"]["severity"] in {"page", "ticket"}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here (Debian: apt install prometheus)")
+def test_the_rules_pass_their_own_tests() -> None:
+    done = subprocess.run(
+        ["promtool", "test", "rules", "rules_test.yml"],
+        cwd=ROOT / "deploy/prometheus",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.gpu.yaml"])
+def test_only_the_proxy_and_grafana_publish_ports_and_only_here(name: str) -> None:
+    text = (ROOT / "deploy" / name).read_text(encoding="utf-8").replace("!reset", "")
+    for service, made in yaml.safe_load(text)["services"].items():
+        for port in made.get("ports", []):
+            assert service in {"proxy", "grafana"}
+            assert port.startswith("127.0.0.1:")
+        if "image" in made:
+            assert ":" in made["image"] or made["image"] == "slai-proxy", "pin it"

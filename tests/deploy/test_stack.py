@@ -1,0 +1,155 @@
+"""What `docker compose up` starts, without Docker: proxy, two engines, load, and a real Prometheus with the rules."""
+
+import asyncio
+import hashlib
+import json
+import shutil
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(
+        shutil.which("prometheus") is None, reason="no Prometheus here (Debian: apt install prometheus)"
+    ),
+]
+
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "deploy/prometheus/rules.yml"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+@asynccontextmanager
+async def process(*command: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    made = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        yield made
+    finally:
+        if made.returncode is None:
+            made.terminate()
+            try:
+                async with asyncio.timeout(10):
+                    await made.wait()
+            except TimeoutError:
+                made.kill()
+                await made.wait()
+
+
+async def answers(client: aiohttp.ClientSession, url: str, seconds: float = 30) -> None:
+    async with asyncio.timeout(seconds):
+        while True:
+            try:
+                async with client.get(url) as response:
+                    if response.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.1)
+
+
+class Stack:
+    def __init__(self, client: aiohttp.ClientSession, proxy: str, prometheus: str) -> None:
+        self.client, self.proxy, self.prometheus = client, proxy, prometheus
+
+    async def ask(self, path: str, **parameters: str) -> Any:
+        async with self.client.get(f"{self.prometheus}/api/v1/{path}", params=parameters) as response:
+            found = await response.json()
+            assert found["status"] == "success", found
+            return found["data"]
+
+    async def series(self, expression: str) -> list[Any]:
+        data = await self.ask("query", query=expression.replace("$__rate_interval", "20s"))
+        return list(data["result"])
+
+    async def rules_are_evaluated(self) -> bool:
+        groups = (await self.ask("rules"))["groups"]
+        return all(rule["health"] == "ok" for group in groups for rule in group["rules"])
+
+    async def load(self, seconds: float) -> None:
+        """Streams of both classes, of a tenant and of nobody, two at a time; some leave."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+
+        async def requests(number: int) -> None:
+            headers = {"Authorization": "Bearer k"} if number % 2 else {}
+            headers["x-slo-class"] = "strict" if number % 3 else "relaxed"
+            body = {"model": "simulated", "prompt": "word " * 400, "stream": True, "max_tokens": 30}
+            while loop.time() < until:
+                async with self.client.post(f"{self.proxy}/v1/completions", json=body, headers=headers) as answer:
+                    assert answer.status == 200
+                    await answer.read()
+
+        await asyncio.gather(*map(requests, range(6)))
+
+
+@asynccontextmanager
+async def stack(folder: Path) -> AsyncIterator[Stack]:
+    engines, port, scraper = [free_port(), free_port()], free_port(), free_port()
+    (folder / "slai.yml").write_text(
+        yaml.safe_dump({"tenants": {"a": {"key_sha256": [hashlib.sha256(b"k").hexdigest()]}}}), encoding="utf-8"
+    )
+    scrape = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(RULES)],
+        "scrape_configs": [
+            {"job_name": "slai-proxy", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]},
+            {"job_name": "engines", "static_configs": [{"targets": [f"127.0.0.1:{e}" for e in engines]}]},
+        ],
+    }
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(scrape), encoding="utf-8")
+    ours = (sys.executable, "-m", "proxy")
+    async with AsyncExitStack() as running, aiohttp.ClientSession() as client:
+        ports = ",".join(map(str, engines))
+        await running.enter_async_context(process(*ours, "engine", "--ports", ports, "--speed", "5"))
+        for engine in engines:
+            await answers(client, f"http://127.0.0.1:{engine}/health")
+        urls = ",".join(f"http://127.0.0.1:{engine}" for engine in engines)
+        settings = ("--port", str(port), "--config", str(folder / "slai.yml"), "--tiles")
+        await running.enter_async_context(process(*ours, "serve", "--engines", urls, *settings))
+        await answers(client, f"http://127.0.0.1:{port}/readyz")
+        await running.enter_async_context(
+            process(
+                "prometheus",
+                f"--config.file={folder / 'prometheus.yml'}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address=127.0.0.1:{scraper}",
+            )
+        )
+        await answers(client, f"http://127.0.0.1:{scraper}/-/ready")
+        yield Stack(client, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{scraper}")
+
+
+async def test_every_panel_and_every_rule_has_data_under_load(tmp_path: Path) -> None:
+    async with stack(tmp_path) as found:
+        await found.load(8)
+        async with asyncio.timeout(30):
+            while not await found.rules_are_evaluated():  # noqa: ASYNC110 - by another process
+                await asyncio.sleep(0.5)
+        for target in (await found.ask("targets"))["activeTargets"]:
+            assert target["health"] == "up", target
+        for group in (await found.ask("rules"))["groups"]:
+            for rule in group["rules"]:
+                if rule["type"] == "recording":
+                    assert await found.series(rule["name"]), rule["name"]
+        asked = [
+            (path.stem, panel["title"], target["expr"])
+            for path in sorted((ROOT / "dashboards").glob("*.json"))
+            for panel in json.loads(path.read_text(encoding="utf-8"))["panels"]
+            for target in panel.get("targets", [])
+        ]
+        assert len(asked) > 40
+        assert not [where for where in asked if not await found.series(where[2])]
