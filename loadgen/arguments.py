@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, NoReturn
 
 from loadgen.capacity_command import add_capacity
+from loadgen.compare_command import add_compare
 from loadgen.demo import DemoPlan
 from loadgen.inspect_command import add_inspect
 from loadgen.load_arguments import LOAD_NOTES, add_load_arguments, count, positive
@@ -25,10 +26,12 @@ examples:
   what can one server do at 2 requests per second?
     slai-loadgen run --url http://localhost:8000 --trace sharegpt-like --rate 2 --requests 600
 
-  the same requests to the servers directly, then through the proxy in front of them
-    slai-loadgen run --url http://gpu1:8000,http://gpu2:8000 --rate 4 --requests 2000 --json direct.json
-    slai-loadgen run --url http://127.0.0.1:8000 --rate 4 --requests 2000 --json proxy.json
-    slai-loadgen compare direct.json proxy.json
+  the same requests to the servers directly and through the proxy in front of them, in turn
+    slai-loadgen compare --a direct=http://gpu1:8000,http://gpu2:8000 --b proxy=http://127.0.0.1:8000 \\
+        --rate 4 --requests 500 --html compare.html
+
+  up to which rate does half a second to the first token hold?
+    slai-loadgen capacity --url http://localhost:8000 --slo 'ttft_p50<=0.5s' --state search.jsonl
 """
 
 _RUN_NOTES = f"""\
@@ -112,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
     add_capacity(commands)
+    add_compare(commands)
     add_inspect(commands)
     add_selftest(commands)
     _add_plan(
@@ -123,9 +127,6 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
     )
-    compare = commands.add_parser("compare", help="set two reports side by side")
-    compare.add_argument("a", metavar="A.json", help="report of the first run, written by run --json")
-    compare.add_argument("b", metavar="B.json", help="report of the second run")
     return parser
 
 

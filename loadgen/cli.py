@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import secrets
 import signal
 import sys
@@ -18,6 +17,7 @@ from loadgen import eventloop
 from loadgen.arguments import parse_arguments
 from loadgen.capacity_command import run_capacity
 from loadgen.children import ChildError
+from loadgen.compare_command import run_compare
 from loadgen.demo import DemoPlan, run_demo
 from loadgen.demo_text import show_introduction, show_outcome
 from loadgen.inspect_command import run_inspect
@@ -27,16 +27,13 @@ from loadgen.planning import PlanError
 from loadgen.processes import ProcessError
 from loadgen.progress import open_display
 from loadgen.report import (
-    SCHEMA_VERSION,
     Document,
     build_document,
-    comparison_table,
     compat_notes,
     compat_tables,
     describe_classes,
     remarks,
     run_tables,
-    same_workload,
     show,
 )
 from loadgen.runner import NotReadyError
@@ -69,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else _USAGE
     try:
         if args.command == "compare":
-            return _compare(args.a, args.b)
+            return run_compare(args)
         if args.command == "demo":
             return _demo(args)
         if args.command == "inspect":
@@ -201,18 +198,6 @@ def _publish(args: argparse.Namespace, document: Document, records: Sequence[Req
     publish(args, document, records)
 
 
-def _compare(first: str, second: str) -> int:
-    a, b = _read_document(first), _read_document(second)
-    names = (Path(first).stem, Path(second).stem)
-    show(table_console(), comparison_table(a, b, names if names[0] != names[1] else (first, second)))
-    if not same_workload(a, b):
-        print("The two runs had different workloads; their difference says little.", file=sys.stderr)
-    for name, document in ((first, a), (second, b)):
-        if not document["valid"]:
-            print(f"{name} is not valid: {document['invalid_reason']}.", file=sys.stderr)
-    return _FINE if a["valid"] and b["valid"] else _FAILED
-
-
 def _demo(args: argparse.Namespace) -> int:
     refuse_unwritable(args)
     allow_many_sockets()
@@ -227,18 +212,3 @@ def _demo(args: argparse.Namespace) -> int:
     if outcome.interrupted:
         return _INTERRUPTED
     return _FINE if outcome.valid else _FAILED
-
-
-def _read_document(name: str) -> Document:
-    try:
-        document = json.loads(Path(name).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read {name}: {error.strerror}") from error
-    except ValueError as error:
-        raise UsageError(f"{name}: not JSON ({error})") from error
-    parts = {"config", "trace", "counts", "metrics", "valid", "invalid_reason"}
-    known = isinstance(document, dict) and document.get("schema_version") == SCHEMA_VERSION
-    if not known or not parts <= document.keys():
-        raise UsageError(f"{name}: not a report of slai-loadgen run --json")
-    found: Document = document
-    return found

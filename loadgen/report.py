@@ -89,11 +89,18 @@ def _why_invalid(metrics: Mapping[str, Any], delay: float | None, *, interrupted
         return "interrupted before its end"
     if not metrics["completed"]:
         return "nothing completed"
-    # TTFT counts from the intended time, so a late client makes every server look equally slow.
-    limit = tolerated_delay(metrics["ttft_s"]["p50"])
-    if delay is not None and delay > limit:
+    return late_client(metrics["ttft_s"]["p50"], delay)
+
+
+def late_client(ttft_p50: float | None, delay_p99: float | None) -> str | None:
+    """Say why a run is not valid if the client itself was late; seconds.
+
+    TTFT counts from the intended time, so a late client makes every server look equally slow.
+    """
+    limit = max(_TOLERATED_DELAY_SECONDS, _TOLERATED_SHARE_OF_TTFT * (ttft_p50 or 0.0))
+    if delay_p99 is not None and delay_p99 > limit:
         return (
-            f"the client was late: 1 % of the requests left more than {1000 * delay:.0f} ms after their time "
+            f"the client was late: 1 % of the requests left more than {1000 * delay_p99:.0f} ms after their time "
             f"({1000 * limit:.0f} ms is tolerated); it needs more CPU, or a lower rate or time scale"
         )
     return None
