@@ -38,10 +38,16 @@ class SimulatedServer:
         """Make sure that it can serve such requests.
 
         Raises:
-            ValueError: one is longer than the KV cache, or waits for another's answer.
+            ValueError: one is longer than the KV cache, waits for another's answer, or has blocks to share.
         """
         if any(r.after is not None for r in workload):
             raise ValueError("--simulate knows no sessions and no closed loop; leave --turns and --concurrency out")
+        if any(r.blocks for r in workload):
+            # Left out silently, every prompt would be computed whole, and the servers look slower than they are.
+            raise ValueError(
+                "--simulate knows none of the blocks that this trace names: add --no-sharing, or send it to "
+                "slai-proxy engine, whose prefix cache finds them"
+            )
         room = limits_of(self.simulation.engine).kv_tokens or 0
         longest = max(r.prompt_tokens + r.output_tokens for r in workload)
         if longest > room:
