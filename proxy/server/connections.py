@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import socket
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ _log = logging.getLogger(__name__)
 SWEEP_SECONDS = 1.0
 _HANDSHAKE_SECONDS = 10.0
 _SHUTDOWN_SECONDS = 5.0
+_MOST_UNSENT_BYTES = 1 << 17
 _FEWEST = 64
 _MOST_FILES = 1 << 16
 _TELL_SECONDS = 10.0
@@ -206,6 +208,7 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
             return
         self.waits_since = self._now()
+        _bound_by_reader(transport, self._all.limits.write_seconds)
         self.handler.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -321,6 +324,21 @@ class Site(web.BaseSite):
             ssl_handshake_timeout=None if tls is None else _HANDSHAKE_SECONDS,
             ssl_shutdown_timeout=None if tls is None else _SHUTDOWN_SECONDS,
         )
+
+
+def _bound_by_reader(transport: asyncio.BaseTransport, seconds: float) -> None:
+    """Have the system keep little of what a client does not read, and end a connection on which nothing arrives.
+
+    Left to itself it would take up to four megabytes for each client that has stopped to read, and let its answer be
+    generated to the end for nobody. With less taken, the transport's own buffer fills, and ``pause_writing`` tells.
+    """
+    connection = transport.get_extra_info("socket")
+    if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    for option, value in (("TCP_NOTSENT_LOWAT", _MOST_UNSENT_BYTES), ("TCP_USER_TIMEOUT", int(seconds * 1000))):
+        if (number := getattr(socket, option, None)) is not None:  # both are Linux's
+            with suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, number, value)
 
 
 def _address(peer: object) -> str:

@@ -1,6 +1,7 @@
 """Clients that take their time: heads, bodies and answers, and more connections than there may be."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -211,3 +212,33 @@ def test_what_counts_as_one_address() -> None:
     assert _address(("fe80::1%eth0", 1, 0, 0)) == "fe80::/64"
     assert _address("") == ""
     assert _address(None) == ""
+
+
+async def test_the_system_keeps_little_of_what_a_client_does_not_read() -> None:
+    sent = 0
+
+    async def script(call: Call) -> None:
+        nonlocal sent
+        await call.begin()
+        while not call.gone.is_set():
+            await call.write(event({"choices": [{"index": 0, "text": "x" * 1000}]}))
+            sent += 1000
+            if sent > 16 << 20:
+                break
+
+    async with (
+        scripted_engine(script) as engine,
+        live_proxy(engine) as proxy,
+        client(proxy) as (_, writer),
+    ):
+        stop_reading(writer)
+        writer.write(raw_post(BODY))
+        await until(lambda: [c for c in proxy.connections._open.values() if c._stuck_since is not None])
+        # The client's own window apart, which the system of the test lets grow to some megabytes.
+        (connection,) = proxy.connections._open.values()
+        assert connection._transport is not None
+        options = connection._transport.get_extra_info("socket")
+        assert options.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 1 << 17
+        assert options.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+        no_patience(proxy, "read")
+        await until(lambda: not proxy.connections)
