@@ -23,6 +23,7 @@ from proxy.wire.targets import is_forwardable
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+    from proxy.core.request import RejectReason
     from proxy.telemetry.metrics import Metrics
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
@@ -38,7 +39,7 @@ _BODYLESS = ("GET", "HEAD", "OPTIONS")
 class AccessError(Exception):
     """A request is not let in; ``told`` is what its client gets."""
 
-    def __init__(self, failure: AccessFailure, told: ErrorAnswer) -> None:
+    def __init__(self, failure: AccessFailure | RejectReason, told: ErrorAnswer) -> None:
         super().__init__(str(failure))
         self.failure = failure
         self.told = told
@@ -116,6 +117,11 @@ class Access:
         """Count every refusal there."""
         self.refused = metrics.record_access_refusal
 
+    def count(self, refusal: AccessError) -> None:
+        """Count a refusal that has to do with keys; others are counted elsewhere."""
+        if isinstance(refusal.failure, AccessFailure):
+            self.refused(refusal.failure)
+
     def change(self, keys: Iterable[Key] | None) -> None:
         """Put keys in force, all others out of it; ``None``: everybody is let in. What was used counts on."""
         if keys is None:
@@ -172,17 +178,20 @@ async def admit(
     access = request.app[_ACCESS]
     ring = access.ring
     if ring is None or request.path in OPEN_PATHS:
-        return await handler(request)
+        try:
+            return await handler(request)
+        except AccessError as refusal:
+            return refuse(request, refusal)
     try:
         caller = access.admit(request, ring)
         request[CALLER] = caller
     except AccessError as refusal:
-        access.refused(refusal.failure)
+        access.count(refusal)
         return refuse(request, refusal)
     try:
         return await handler(request)
     except AccessError as refusal:
-        access.refused(refusal.failure)
+        access.count(refusal)
         return refuse(request, refusal)
     finally:
         caller.settle(0, 0)

@@ -21,7 +21,7 @@ from proxy.core.request import RejectReason
 from proxy.core.scheduler import Scheduler
 from proxy.server.access import CALLER, Access, admit, guard
 from proxy.server.answers import STARTED, error_response, leave_untyped
-from proxy.server.bodies import BODY_SECONDS
+from proxy.server.bodies import limit_bodies
 from proxy.server.connections import Connections, limit_connections, note_requests
 from proxy.server.driver import Driver
 from proxy.server.files import DebugKey, Files, read_files
@@ -110,7 +110,7 @@ def create_app(
     app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[note_requests, _errors, admit])
     files = files or read_files(settings)
     trust, access, connections = files.trust, guard(app, files.keys), limit_connections(app, settings)
-    app[BODY_SECONDS] = [settings.body_timeout_seconds]
+    limit_bodies(app, settings)
     if tracing is None:
         tracing = Tracing.to(otlp_exporter(settings.otlp_endpoint)) if settings.otlp_endpoint else Tracing()
 

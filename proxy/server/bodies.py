@@ -3,34 +3,81 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from proxy.core.request import RejectReason
+from proxy.server.access import AccessError
 from proxy.wire.coding import BrokenCodingError, TooLongError, inflate
+from proxy.wire.errors import answer
 
 if TYPE_CHECKING:
     from multidict import MultiMapping
 
+    from proxy.config import Settings
+
 BODY_SECONDS = web.AppKey("body_seconds", list[float])
 """How long a body may take, as the one item of a list: it can change while the application runs."""
+
+
+@dataclass(slots=True)
+class Uploads:
+    """What is held of bodies that have not come to their end. Each is bounded, but so must be all of them together."""
+
+    most_bytes: int
+    held_bytes: int = 0
+
+    def hold(self, size: int) -> None:
+        """Count more of a body.
+
+        Raises:
+            AccessError: too much is held already.
+        """
+        if self.held_bytes + size > self.most_bytes:
+            raise AccessError(RejectReason.QUEUE_FULL, answer(RejectReason.QUEUE_FULL))
+        self.held_bytes += size
+
+
+UPLOADS = web.AppKey("uploads", Uploads)
+
+
+def limit_bodies(app: web.Application, settings: Settings) -> None:
+    """Bound the time of every body that is read by ``read_body``, and the size of all that are being read."""
+    app[BODY_SECONDS] = [settings.body_timeout_seconds]
+    app[UPLOADS] = Uploads(settings.max_upload_bytes)
 
 
 async def read_body(request: web.Request) -> bytes:
     """Return the whole body, as it came.
 
     Raises:
+        AccessError: too much is held of other bodies.
         HTTPRequestEntityTooLarge: it is larger than the application allows.
         RequestPayloadError: its chunks are malformed.
         HTTPRequestTimeout: it has not come in time.
     """
     if not request.can_read_body:
-        return await request.read()
+        return b""
+    uploads, content, most = request.app[UPLOADS], request.content, request.client_max_size
+    if (told := request.content_length or 0) > most:
+        raise web.HTTPRequestEntityTooLarge(most, told)
+    pieces: list[bytes] = []
+    size = 0
     try:
         async with asyncio.timeout(request.app[BODY_SECONDS][0]):
-            return await request.read()
+            while piece := await content.readany():
+                if size + len(piece) > most:
+                    raise web.HTTPRequestEntityTooLarge(most, size + len(piece))
+                uploads.hold(len(piece))
+                size += len(piece)
+                pieces.append(piece)
     except TimeoutError:
         raise web.HTTPRequestTimeout from None
+    finally:
+        uploads.held_bytes -= size
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 async def looked_into(headers: MultiMapping[str], body: bytes, most_bytes: int) -> bytes:

@@ -190,7 +190,7 @@ class Generator:
             request_class=report.request_class,
             sliceable=slicer is not None and slicer.plan.ids is not None,
             streamed=report.stream,
-            size_bytes=len(body),
+            size_bytes=len(body) if plain is body else len(body) + len(plain),
             fingerprint=self.fingerprinter.whole(request.path, _credentials(request), body),
             may_wait=wire_headers.may_wait(request.headers),
             blocks=self._blocks(report, plain),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from proxy.core.events import Reconfigured
 from proxy.server.app import GENERATOR, PASS_THROUGH, PROXY
-from proxy.server.bodies import BODY_SECONDS
+from proxy.server.bodies import BODY_SECONDS, UPLOADS
 from proxy.server.connections import connection_limits
 from proxy.tls import load_certificate
 from proxy.upstream.client import Timeouts
@@ -42,7 +42,7 @@ def put_in_force(app: web.Application, new: Settings, files: Files, tls: ssl.SSL
     proxy.access.change(files.keys)
     proxy.debug_key = files.debug_key
     proxy.connections.limits = connection_limits(new)
-    app[BODY_SECONDS][0] = new.body_timeout_seconds
+    app[BODY_SECONDS][0], app[UPLOADS].most_bytes = new.body_timeout_seconds, new.max_upload_bytes
     proxy.client.timeouts = Timeouts(new.connect_timeout_seconds, new.idle_timeout_seconds)
     proxy.trust.keys = files.trust.keys
     if old.engine_tls_ca or old.engine_tls_cert or files.trust.tls is not None:
@@ -55,4 +55,5 @@ def put_in_force(app: web.Application, new: Settings, files: Files, tls: ssl.SSL
         proxy.discovery.configure(*split(new.engines, new.discovery_interval_seconds))
     if old.scheduler_config() != new.scheduler_config():
         proxy.driver.feed(Reconfigured(new.scheduler_config()))
-    logging.getLogger().setLevel(new.log_level.upper())
+    if old.log_level != new.log_level:
+        logging.getLogger().setLevel(new.log_level.upper())

@@ -54,6 +54,7 @@ LIVE = frozenset(
         "tenants",
         "keys",
         "keys_file",
+        "max_upload_bytes",
         "head_timeout_seconds",
         "body_timeout_seconds",
         "write_timeout_seconds",

@@ -1,6 +1,7 @@
 """Clients that take their time: heads, bodies and answers, and more connections than there may be."""
 
 import asyncio
+import gzip
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ import pytest
 from live_proxy import LiveProxy, live_proxy, raw_post, until
 from scripted_engine import DONE, Call, event, scripted_engine, token
 
+from proxy.server.bodies import UPLOADS
 from proxy.server.connections import _address
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: proxy\r\nContent-Type: application/json\r\n"
@@ -242,3 +244,53 @@ async def test_the_system_keeps_little_of_what_a_client_does_not_read() -> None:
         assert options.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
         no_patience(proxy, "read")
         await until(lambda: not proxy.connections)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+async def test_unfinished_bodies_are_bounded_all_together(path: str) -> None:
+    def begin(size: int) -> bytes:
+        return HEAD.replace(b"/v1/completions", path.encode()) + b"Content-Length: 1000\r\n\r\n" + b"a" * size
+
+    async with scripted_engine() as engine, live_proxy(engine, max_upload_bytes=1000) as proxy:
+        uploads = proxy.app[UPLOADS]
+        async with client(proxy) as (_, first), client(proxy) as (_, second), client(proxy) as (reader, third):
+            first.write(begin(500))
+            second.write(begin(450))
+            await until(lambda: uploads.held_bytes == 950)
+            third.write(begin(100))
+            async with asyncio.timeout(5):
+                told = await reader.readuntil(b"}}")
+            assert told.startswith(b"HTTP/1.1 429 ")
+            assert b"x-slai-reason: queue_full" in told
+            assert uploads.held_bytes == 950
+        await until(lambda: not uploads.held_bytes)
+        assert (await proxy.fetch(path))[0] == 200
+        assert uploads.held_bytes == 0
+
+
+async def test_a_body_that_says_that_it_is_too_long_is_not_read() -> None:
+    async with (
+        scripted_engine() as engine,
+        live_proxy(engine, max_body_bytes=100) as proxy,
+        client(proxy) as (reader, writer),
+    ):
+        writer.write(HEAD + b"Content-Length: 101\r\n\r\n")
+        async with asyncio.timeout(5):
+            assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 413 ")
+
+
+async def test_what_a_compressed_body_holds_counts_while_it_waits() -> None:
+    async def script(call: Call) -> None:
+        await call.gone.wait()
+
+    plain = b'{"model": "m", "prompt": "' + b"a" * 100_000 + b'"}'
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    async with scripted_engine(script) as engine, live_proxy(engine, max_num_seqs=1) as proxy:
+        running, waiting = (
+            asyncio.ensure_future(proxy.fetch(body=gzip.compress(plain), headers=headers)) for _ in range(2)
+        )
+        await until(lambda: proxy.scheduler.waiting)
+        assert proxy.scheduler.waiting_bytes > len(plain)
+        running.cancel()
+        waiting.cancel()
+        await proxy.idle()

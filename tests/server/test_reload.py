@@ -5,7 +5,7 @@ import hashlib
 import logging
 import os
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,13 @@ from proxy.server.reload import LIVE, Reloader, compare, signature
 
 KEY = "sk-canary-of-a-client"
 DIGEST = hashlib.sha256(KEY.encode()).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def _same_level_of_log() -> Iterator[None]:
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)
 
 
 @dataclass
