@@ -82,7 +82,8 @@ def _add_comparison(group: argparse._ArgumentGroup) -> None:
         type=list_of(lambda name: find_policy(name).name),
         default=["fcfs", "gate"],
         metavar="NAME[,NAME]",
-        help="policies; the first is the one that the others are measured by (default: fcfs,gate)",
+        help="policies, also your own as MODULE:NAME (docs/policies.md); the first is what the others are measured by "
+        "(default: fcfs,gate)",
     )
     group.add_argument(
         "--rate",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from proxy.core.admission import GateConfig
 from proxy.core.config import SchedulerConfig
 from proxy.core.policies import PolicyName, configure
 from proxy.core.tiles import TileConfig
+from proxy.sim.custom import as_ordering, is_engine_scheduler, load, proxy_with
 from proxy.sim.schedulers import EngineSchedulerName
 
 if TYPE_CHECKING:
@@ -162,12 +163,24 @@ POLICIES = {
 
 
 def find_policy(name: str) -> Policy:
-    """Return the policy of that name.
+    """Return the policy of that name, or what ``module:attribute`` names; see ``proxy.sim.custom``.
 
     Raises:
         ValueError: there is none; the message lists those that there are.
     """
+    if ":" in name:
+        return _custom(name)
     try:
         return POLICIES[name]
     except KeyError:
         raise ValueError(f"unknown policy {name!r}; there are {', '.join(POLICIES)}") from None
+
+
+@cache
+def _custom(spec: str) -> Policy:
+    found = load(spec)
+    if isinstance(found, Policy):
+        return replace(found, name=spec)
+    if is_engine_scheduler(found):
+        return Policy(spec, "no proxy over engines with a scheduler of yours", _direct, {"scheduler": found})
+    return Policy(spec, "the proxy with an order of yours", partial(proxy_with, as_ordering(spec, found)))
