@@ -7,9 +7,11 @@ import signal
 from asyncio import FIRST_COMPLETED
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loadgen.children import Child, ChildError, running
+from loadgen.comparison import run_rounds
 from loadgen.progress import open_display
 from loadgen.report import SCHEMA_VERSION, Document, build_document, describe_classes
 from loadgen.runner import NotReadyError, run_workload, wait_until_ready
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from loadgen.comparison import Serve
+    from loadgen.results import Result
     from proxy.sim.records import RequestRecord
 
 _T = TypeVar("_T")
@@ -200,19 +204,31 @@ async def _measure(
                 return engines.split(","), proxy, model
 
             engines, proxy, model = await _unless(stop, start_all(), children)
-            for number, (side, urls) in enumerate(((DIRECT, engines), (PROXY, [proxy])), 1):
-                how = "straight to the engines, in turn" if side == DIRECT else "through the proxy"
-                _tell(notes, number, how)
+
+            async def serve(urls: Sequence[str], requests: Sequence[ScheduledRequest]) -> list[Result]:
                 with open_display(notes) as display:
                     records = await run_workload(
-                        workload, urls, model=model, time_scale=plan.speed, progress=display, stop=stop
+                        requests, urls, model=model, time_scale=plan.speed, progress=display, stop=stop
                     )
                 if any(record.error for record in records) and not stop.is_set():
                     # The end of a process is known a little later than the end of its connections.
                     await asyncio.wait([child.ended for child in children], timeout=0.5, return_when=FIRST_COMPLETED)
-                live[side] = plan.document(records, time_scale=plan.speed, interrupted=stop.is_set())
-                if stop.is_set():
-                    raise await _why_stopped(children)
+                return records
+
+            sides: dict[str, Serve] = {DIRECT: partial(serve, engines), PROXY: partial(serve, [proxy])}
+            (measured,) = await run_rounds(sides, [workload], stop=stop, on_run=lambda _, side: _announce(notes, side))
+            for number, (side, records) in enumerate(measured.items(), 1):
+                interrupted = stop.is_set() and number == len(measured)
+                live[side] = plan.document(records, time_scale=plan.speed, interrupted=interrupted)
+            if stop.is_set():
+                raise await _why_stopped(children)
+
+
+def _announce(notes: Console, side: str) -> None:
+    if side == DIRECT:
+        _tell(notes, 1, "straight to the engines, in turn")
+    else:
+        _tell(notes, 2, "through the proxy")
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, _T], children: Sequence[Child]) -> _T:

@@ -110,10 +110,11 @@ class _Worker:
             if kind == _DONE:
                 self.results = what
                 return
-            sent, completed, failed, seconds, ttfts = what
+            sent, completed, failed, seconds, ttfts, gaps = what
             counts = self.counts
             counts.sent, counts.completed, counts.failed, counts.seconds = sent, completed, failed, seconds
             counts.ttfts.extend(ttfts)
+            counts.gaps.extend(gaps)
 
 
 async def _oversee(
@@ -157,6 +158,7 @@ def _sum(workers: Sequence[_Worker], total: int) -> Counts:
         sum(c.failed for c in counts),
         max(c.seconds for c in counts),
         sum((c.ttfts for c in counts), array("d")),
+        sum((c.gaps for c in counts), array("d")),
     )
 
 
@@ -200,7 +202,7 @@ class _Told:
 
     def __init__(self, pipe: Connection, interval: float) -> None:
         self._pipe = pipe
-        self._told = 0
+        self._told = self._told_gaps = 0
         self._interval = interval
 
     @property
@@ -208,6 +210,6 @@ class _Told:
         return self._interval
 
     def show(self, counts: Counts) -> None:
-        ttfts = counts.ttfts[self._told :]
-        self._told = len(counts.ttfts)
-        self._pipe.send((_PROGRESS, (counts.sent, counts.completed, counts.failed, counts.seconds, ttfts)))
+        ttfts, gaps = counts.ttfts[self._told :], counts.gaps[self._told_gaps :]
+        self._told, self._told_gaps = len(counts.ttfts), len(counts.gaps)
+        self._pipe.send((_PROGRESS, (counts.sent, counts.completed, counts.failed, counts.seconds, ttfts, gaps)))

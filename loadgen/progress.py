@@ -57,7 +57,8 @@ class PlainDisplay:
 
 def _line(counts: Counts) -> str:
     ttft = f"{np.median(counts.ttfts):.3f} s" if counts.ttfts else "-"
+    tbt = f"{1000 * np.percentile(counts.gaps, 99):.0f} ms" if counts.gaps else "-"
     return (
         f"{counts.seconds:.0f} s: sent {counts.sent}/{counts.total}, running {counts.running}, "
-        f"done {counts.completed}, failed {counts.failed}, median TTFT {ttft}"
+        f"done {counts.completed}, failed {counts.failed}, median TTFT {ttft}, p99 TBT {tbt}"
     )

@@ -33,6 +33,8 @@ _TIMER_SECONDS = 0.001
 
 _POLL_SECONDS = 0.5
 
+_SHOWN_GAPS = 32
+
 
 class NotReadyError(Exception):
     """A server did not answer ``GET /v1/models`` as expected; the message names it and says why."""
@@ -50,10 +52,17 @@ class Counts:
     """Since the run's start, in the run's own time."""
     ttfts: array[float] = field(default_factory=lambda: array("d"))
     """Of the requests that have ended, in seconds."""
+    gaps: array[float] = field(default_factory=lambda: array("d"))
+    """Between tokens: up to 32 of each of those requests, evenly picked, which is enough to look at."""
 
     @property
     def running(self) -> int:
         return self.sent - self.completed - self.failed
+
+
+def shown_gaps(gaps: array[float]) -> array[float]:
+    """Return the gaps of a request that a display gets to see."""
+    return gaps[:: -(-len(gaps) // _SHOWN_GAPS) or 1]
 
 
 class Display(Protocol):
@@ -233,6 +242,7 @@ class _Run:
             self.counts.failed += 1
         if (ttft := record.ttft_seconds) is not None:
             self.counts.ttfts.append(ttft)
+        self.counts.gaps.extend(shown_gaps(record.gaps))
         if not self.stop.is_set():
             self.on_end(record.request.index, record.finished_at)
 

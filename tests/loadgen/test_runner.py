@@ -1,4 +1,5 @@
 import asyncio
+from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -7,7 +8,7 @@ from aiohttp import web
 from aiohttp.test_utils import unused_port
 from scripted_upstream import Upstream, answer_in_full, requests_at, serve, start_stream, token
 
-from loadgen.runner import Counts, NotReadyError, run_workload, wait_until_ready
+from loadgen.runner import Counts, NotReadyError, run_workload, shown_gaps, wait_until_ready
 
 pytest_plugins = ("loadgen_fixtures",)
 
@@ -112,6 +113,14 @@ async def test_a_display_sees_every_request_end(upstream: Upstream) -> None:
     assert (recorder.seen.sent, recorder.seen.completed, recorder.seen.failed) == (3, 2, 1)
     assert len(recorder.seen.ttfts) == 2
     assert recorder.seen.seconds > 0
+
+
+def test_a_display_gets_few_gaps_of_each_request() -> None:
+    assert shown_gaps(array("d", [0.1, 0.2])).tolist() == [0.1, 0.2]
+    assert shown_gaps(array("d")).tolist() == []
+    many = shown_gaps(array("d", range(1000)))
+    assert 16 <= len(many) <= 32
+    assert many[-1] > 900
 
 
 async def test_the_model_is_the_one_that_the_server_lists(upstream: Upstream) -> None:
