@@ -20,6 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from proxy.core.snapshot import view_state, view_waiting
 from proxy.server.connections import CONNECTIONS, ConnectionLimits, Connections, note_requests
 from proxy.server.debug_openapi import description
+from proxy.server.live import EVENTS_PATH, PAGE_PATH, LivePage
 from proxy.wire.keys import presented_key
 
 if TYPE_CHECKING:
@@ -71,14 +72,23 @@ def create_debug_app(proxy: Proxy) -> web.Application:
         return _answer(description(needs_key=proxy.debug_key is not None))
 
     async def directory(request: web.Request) -> web.Response:
-        paths = (STATE_PATH, REQUEST_PATH + "ID", CONFIG_PATH, "/metrics", "/livez", "/readyz", "/openapi.json")
+        paths = (
+            STATE_PATH,
+            REQUEST_PATH + "ID",
+            PAGE_PATH,
+            CONFIG_PATH,
+            "/metrics",
+            "/livez",
+            "/readyz",
+            "/openapi.json",
+        )
         return _answer([f"{request.url.origin()}{path}" for path in paths])
 
     @web.middleware
     async def guard(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
         key = proxy.debug_key
         if key is not None:
-            if request.path not in _OPEN_PATHS and not key.opens(presented_key(request.headers)):
+            if request.path not in (*_OPEN_PATHS, PAGE_PATH) and not key.opens(presented_key(request.headers)):
                 told = _answer({"error": "the key of the debug port is needed, as 'Authorization: Bearer KEY'"}, 401)
                 told.headers["WWW-Authenticate"] = "Bearer"
                 return told
@@ -96,7 +106,10 @@ def create_debug_app(proxy: Proxy) -> web.Application:
     app[CONNECTIONS] = Connections(ConnectionLimits(_MOST_CONNECTIONS), driver.now)
     for path in ("/", "/debug", "/debug/", REQUEST_PATH.rstrip("/"), REQUEST_PATH):
         app.router.add_get(path, directory)
+    live = LivePage(proxy, chronicle)
     for path, handler in (
+        (PAGE_PATH, live.page),
+        (EVENTS_PATH, live.events),
         (STATE_PATH, state),
         (REQUEST_PATH + "{id}", one_request),
         (CONFIG_PATH, config),

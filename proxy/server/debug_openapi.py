@@ -42,6 +42,11 @@ def description(*, needs_key: bool = False) -> dict[str, Any]:
                 {"200": {"description": "All metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}},
                 guarded,
             ),
+            "/live": _get(
+                "A page that shows the state as it changes",
+                {"200": {"description": "The page", "content": {"text/html": {"schema": {"type": "string"}}}}},
+                {},
+            ),
             "/livez": _get("Whether the process lives", _json("It does", _object(live={"const": True})), {}),
             "/readyz": _get(
                 "Whether requests should be sent to it",
@@ -54,7 +59,7 @@ def description(*, needs_key: bool = False) -> dict[str, Any]:
     }
     if needs_key:
         for path, operations in found["paths"].items():
-            if path not in ("/livez", "/readyz"):
+            if path not in ("/live", "/livez", "/readyz"):
                 operations["get"]["security"] = [{"key": []}]
     return found
 

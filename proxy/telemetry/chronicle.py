@@ -7,7 +7,7 @@ so it costs nothing per token.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -99,6 +99,8 @@ class Story:
     tbt_max_seconds: float | None = None
     missed: list[str] = field(default_factory=list)
     """The deadlines that it had missed when it ended."""
+    late: dict[str, int] = field(default_factory=dict)
+    """Of the first late tokens that it had when it ended: how many by each cause."""
 
     def take_in(self, request: Request, arrived_at: float, now: float) -> None:
         """Note that the scheduler has been told of it."""
@@ -170,6 +172,7 @@ class Story:
             "tokens": report.times.chunks if report is not None else self.tokens,
             "tbt_max_seconds": report.times.gap_max if report is not None else self.tbt_max_seconds,
             "missed": report.missed(now) if report is not None else self.missed,
+            "late": report.late() if report is not None else self.late,
             "outcome": self.outcome,
             "reason": self.reason,
             "moments": [moment.tell(self.arrived_at) for moment in self.moments],
@@ -199,6 +202,14 @@ class Chronicle:
         """Return the request of this number, or else the latest one that a client gave this id."""
         return self._stories.get(id_) or self._stories.get(self._latest.get(id_, ""))
 
+    def in_flight(self) -> Iterator[Story]:
+        """Give the requests that have not ended, in the order of their arrival."""
+        return (story for story in self._stories.values() if story.ended_at is None)
+
+    def last_ended(self) -> Iterator[Story]:
+        """Give those that have, the last one first."""
+        return (self._stories[number] for number in reversed(self._ended))
+
     def begin(self, report: RequestReport) -> None:
         """Take up a request whose handler keeps this report."""
         number = report.request_id
@@ -215,6 +226,7 @@ class Chronicle:
         story.first_token_at, story.tokens = times.first_at, report.completion_tokens or times.chunks
         story.tbt_max_seconds = times.gap_max if times.gap_count else None
         story.missed = report.missed()
+        story.late = report.late()
         story.report = None  # it holds every gap of the stream
         self._end(story, report.ended_at or story.arrived_at)
 

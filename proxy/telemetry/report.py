@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
@@ -127,6 +128,10 @@ class RequestReport:
     def missed_ttft(self) -> bool:
         limit, ttft = self.request_class.ttft_seconds, self.ttft_seconds
         return limit is not None and ttft is not None and ttft > limit
+
+    def late(self) -> dict[str, int]:
+        """How many of the late tokens that are kept have which cause."""
+        return dict(Counter(breach.blame.cause.value for breach in self.breaches))
 
     def missed(self, now: float | None = None) -> list[str]:
         """Which deadlines were not kept, ``ttft`` and ``tbt``; with ``now`` also a TTFT that is past being kept."""
