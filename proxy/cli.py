@@ -1,4 +1,4 @@
-"""``slai-proxy``: serve, check-config, config, key, simulate, bound, engine, replay."""
+"""``slai-proxy``: serve, check-config, config, key, simulate, bound, calibrate, engine, replay."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _COMMANDS = {
     "config": "print the settings as they would hold, and where each comes from",
     "simulate": "compare schedulers in virtual time",
     "bound": "tell how much engines can serve at most, and what binds",
+    "calibrate": "measure a live engine and write its profile",
     "engine": "start simulated vLLM servers",
     "replay": "decide anew what a decision log holds, and compare",
 }
@@ -54,6 +55,7 @@ def _run(argv: Sequence[str] | None) -> int:
         commands.add_parser(name, help=_COMMANDS[name])
     from proxy import key_command as key  # noqa: PLC0415
     from proxy.sim import bound_command as bound  # noqa: PLC0415
+    from proxy.sim import calibrate_command as calibrate  # noqa: PLC0415
     from proxy.sim import command as simulate  # noqa: PLC0415 - numpy and rich are not for serving
     from proxy.sim.http import command as engine  # noqa: PLC0415
     from proxy.telemetry import replay_command as replay  # noqa: PLC0415
@@ -61,11 +63,20 @@ def _run(argv: Sequence[str] | None) -> int:
     key.add_parser(commands)
     simulate.add_parser(commands)
     bound.add_parser(commands)
+    calibrate.add_parser(commands)
     engine.add_parser(commands)
     replay.add_parser(commands)
     options = parser.parse_args(arguments)
-    runs = {"key": key.run, "simulate": simulate.run, "bound": bound.run, "engine": engine.run, "replay": replay.run}
-    return runs[options.command](options)
+    modules = {
+        "key": key,
+        "simulate": simulate,
+        "bound": bound,
+        "calibrate": calibrate,
+        "engine": engine,
+        "replay": replay,
+    }
+    status: int = modules[options.command].run(options)
+    return status
 
 
 def _serve(arguments: Sequence[str]) -> int:

@@ -39,7 +39,7 @@ def lp_bound(model: StepModel, limits: Limits, needs: Needs, grid: int = 24) -> 
     try:
         from scipy.optimize import linprog  # noqa: PLC0415 - an extra
     except ImportError:
-        raise SolverMissingError("--lp needs scipy: pip install 'slai-proxy[bound]'") from None
+        raise SolverMissingError("--lp needs scipy: pip install 'slai-proxy[analysis]'") from None
     kinds = _kinds(model, limits, needs, grid)
     seconds = np.array([_seconds(model, needs, *kind) for kind in kinds])
     made = np.array(kinds).T / seconds  # per second of such steps
