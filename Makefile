@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ENGINES ?=
+TRACE ?=
+AZURE ?=
 ARGS ?=
 .DEFAULT_GOAL := help
 
@@ -26,7 +28,7 @@ $(VENV)/.installed-check: $(VENV)/.installed-test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group check
 	@touch $@
 
-.PHONY: setup run demo test conformance check contract fix clean
+.PHONY: setup run demo paper test conformance check contract fix clean
 setup: $(VENV)/.installed-check  ## Install the project and its development tools into .venv
 
 run: $(VENV)/.installed  ## Start the proxy on :8000 (ENGINES=http://host:port,... or simulated ones; ARGS='more flags')
@@ -34,6 +36,10 @@ run: $(VENV)/.installed  ## Start the proxy on :8000 (ENGINES=http://host:port,.
 
 demo: $(VENV)/.installed  ## Replay one workload straight at two simulated engines and through the proxy, and compare
 	@$(BIN)/slai-loadgen demo $(ARGS)
+
+paper: $(VENV)/.installed  ## Simulate the SLAI paper's evaluation, write figures and a page (TRACE=lengths.csv; ARGS=--quick)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group paper
+	@$(BIN)/python -m proxy.sim.paper $(if $(TRACE),--trace '$(TRACE)') $(if $(AZURE),--azure '$(AZURE)') $(ARGS)
 
 test: $(VENV)/.installed-test  ## Run the tests
 	@$(BIN)/python -m pytest $(ARGS)

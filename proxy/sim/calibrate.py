@@ -120,7 +120,7 @@ async def measure(
             for context in (
                 c for c in (32, 512, 2048) if c <= longest and count * (c + 64) <= (facts.kv_tokens or 1 << 40)
             ):
-                gaps = await bench.gaps_of_streams(count, context)
+                gaps = await bench.gaps_of_streams(count, context, token_budget)
                 tell(f"{count} streams of {context} tokens: {1e3 * median(gaps):.1f} ms a step")
                 kv_tokens = count * (context + _STREAM_TOKENS / 2)
                 observations.append(Observation("streams", median(gaps), ((0, count, kv_tokens, 0.0),)))
@@ -145,14 +145,15 @@ class _Bench:
         began = time.perf_counter()
         return (await self._times(prompt_tokens, 1))[0] - began
 
-    async def gaps_of_streams(self, count: int, context: int) -> list[float]:
+    async def gaps_of_streams(self, count: int, context: int, token_budget: int) -> list[float]:
         """Return the gaps between the tokens of streams, for the time in which all of them run."""
-        times = await asyncio.gather(*(self._times(context, _STREAM_TOKENS) for _ in range(count)))
+        tokens = _STREAM_TOKENS + 2 * count + 2 * (count * context // token_budget)  # the first waits for the last
+        times = await asyncio.gather(*(self._times(context, tokens) for _ in range(count)))
         began, ended = max(t[0] for t in times), min(t[-1] for t in times)
         inside = [[at for at in t if began <= at <= ended] for t in times]
         gaps = [b - a for t in inside for a, b in pairwise(t)]
         if not gaps:  # the last began when the first had ended: what the first did meanwhile has prompts in it
-            raise CalibrationError(f"{count} streams of {_STREAM_TOKENS} tokens never ran together: see --max-num-seqs")
+            raise CalibrationError(f"{count} streams of {tokens} tokens never ran together: see --max-num-seqs")
         return gaps
 
     async def prompt_beside_streams(self, count: int, prompt_tokens: int, token_budget: int) -> list[Observation]:
