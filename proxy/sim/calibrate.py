@@ -98,7 +98,7 @@ async def measure(
     token_budget: int,
     max_num_seqs: int,
     repeats: int = 3,
-    seed: int = 0,
+    seed: int | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[EngineFacts, list[Observation]]:
     """Carry out the experiments; ``tell`` hears of each.
@@ -243,19 +243,21 @@ def fit(observations: Sequence[Observation]) -> Fit:
     low[3], high[3] = 1.0, 8.0
 
     def off(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        errors: np.ndarray[Any, Any] = (_predicted(x * scale, observations) - measured) / measured
+        # Logarithms: twice as long is as far off as half as long, and a model of nothing is infinitely far off.
+        errors: np.ndarray[Any, Any] = np.log(np.maximum(_predicted(x * scale, observations), 1e-9) / measured)
         return errors
 
     best = min(
-        (least_squares(off, start * s, bounds=(low, high), loss="soft_l1", f_scale=0.05) for s in _STARTS),
+        (least_squares(off, start * s, bounds=(low, high), loss="soft_l1", f_scale=0.1) for s in _STARTS),
         key=lambda found: float(found.cost),
     )
     terms = best.x * scale
     step = _model(terms)
-    errors = np.abs(off(best.x))
+    predicted = _predicted(terms, observations)
+    errors = np.abs(predicted - measured) / measured
     kinds = {o.kind for o in observations}
     by_kind = {kind: errors[[o.kind == kind for o in observations]] for kind in sorted(kinds)}
-    residual = float(np.sum((off(best.x) * measured) ** 2))
+    residual = float(np.sum((predicted - measured) ** 2))
     return Fit(
         step,
         float(terms[7]) * 1e-3,

@@ -24,7 +24,7 @@ from proxy.core.scheduler import Scheduler
 from proxy.core.selfreport import EngineReport
 from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
 from proxy.sim.fleet import Clock, Prompt, TimedEngine, direct, microseconds
-from proxy.sim.records import RequestRecord
+from proxy.sim.records import RequestRecord, note_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -159,8 +159,8 @@ class _Run:
         elif self._prefill_engines:
             if request.output_tokens > 1:
                 self._prefilling[request_id] = request
-            prompt = direct(request)._replace(output_tokens=1)
-            min(list(self.engines.values())[: self._prefill_engines], key=lambda e: e.queued).send(prompt)
+            engines = list(self.engines.values())[: self._prefill_engines]
+            min(engines, key=lambda e: e.queued).send(direct(request)._replace(output_tokens=1))
         elif self._scheduler is None:
             list(self.engines.values())[request.index % len(self.engines)].send(direct(request))
         else:
@@ -179,15 +179,15 @@ class _Run:
     def _hand_over(self, request: ScheduledRequest) -> None:
         """Move a request whose prompt is done to an engine that decodes: there, its first token ends its prompt."""
         engine = min(list(self.engines.values())[self._prefill_engines :], key=lambda e: e.queued + e.model.running)
-        prompt = direct(request)._replace(
-            prompt_tokens=request.prompt_tokens + 1,
-            output_tokens=request.output_tokens - 1,
-            ready=request.prompt_tokens,
-        )
-        delay = microseconds(request.prompt_tokens * self._transfer_seconds)
+        done, left = request.prompt_tokens, request.output_tokens - 1
+        prompt = direct(request)._replace(prompt_tokens=done + 1, output_tokens=left, ready=done)
+        delay = microseconds(done * self._transfer_seconds)
         self.clock.at(self.clock.now_us + delay, engine.send, prompt)
 
     def _deliver(self, produced: list[Produced]) -> None:
+        if self._scheduler is None and not self._prefilling:
+            self._unfinished -= note_tokens(self.records, produced, self.clock.now)
+            return
         now, records = self.clock.now, self.records
         scheduler = self._scheduler
         for request_id, finished in produced:
