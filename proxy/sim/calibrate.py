@@ -106,7 +106,8 @@ async def measure(
     Raises:
         CalibrationError: the engine does not answer, or not with as many tokens as asked for.
     """
-    async with aiohttp.ClientSession(timeout=_TIMEOUT, connector=aiohttp.TCPConnector(limit=0)) as session:
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)  # vLLM closes idle connections after 5 s
+    async with aiohttp.ClientSession(timeout=_TIMEOUT, connector=connector) as session:
         facts = await facts_of(session, url)
         bench = _Bench(session, url, facts.model, random.Random(seed))
         longest = min(facts.max_model_len or 8192, 8192) - _STREAM_TOKENS - 1
@@ -147,7 +148,7 @@ class _Bench:
 
     async def gaps_of_streams(self, count: int, context: int, token_budget: int) -> list[float]:
         """Return the gaps between the tokens of streams, for the time in which all of them run."""
-        tokens = _STREAM_TOKENS + 2 * count + 2 * (count * context // token_budget)  # the first waits for the last
+        tokens = _STREAM_TOKENS + 2 * count + count * context // token_budget  # the first waits for the last
         times = await asyncio.gather(*(self._times(context, tokens) for _ in range(count)))
         began, ended = max(t[0] for t in times), min(t[-1] for t in times)
         inside = [[at for at in t if began <= at <= ended] for t in times]
