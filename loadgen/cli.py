@@ -21,6 +21,7 @@ from loadgen.compare_command import run_compare
 from loadgen.demo import DemoPlan, run_demo
 from loadgen.demo_text import show_introduction, show_outcome
 from loadgen.inspect_command import run_inspect
+from loadgen.inspection import arrivals
 from loadgen.load_arguments import plan_load
 from loadgen.output import publish, refuse_unwritable, table_console, write_json
 from loadgen.planning import PlanError
@@ -143,6 +144,10 @@ def _write_plan(args: argparse.Namespace) -> int:
         f"{args.out}: {len(requests):,} requests in {requests[-1].at_seconds:,.1f} s, {planned.clipped:,} of them "
         f"clipped; sha256 of the load {planned.schedule.digest}"
     )
+    planned_arrivals = _arrivals(planned.schedule)
+    rate, cv = planned_arrivals["mean_per_s"], planned_arrivals["interval_cv"]
+    if rate is not None and cv is not None:
+        print(f"  {rate:.3g} arrivals per second, coefficient of variation of the intervals {cv:.2f}")
     return _FINE
 
 
@@ -154,6 +159,7 @@ def _config(args: argparse.Namespace, trace: RowTrace | None, schedule: Schedule
         "requests": len(schedule.requests),
         "seed": args.seed,
         "schedule_sha256": schedule.digest,
+        "planned_arrivals": _arrivals(schedule),
         "origin": schedule.origin,
         "classes": _classes(args, trace, schedule),
         "tenants": args.tenants,
@@ -161,6 +167,12 @@ def _config(args: argparse.Namespace, trace: RowTrace | None, schedule: Schedule
         "max_output_tokens": args.max_output_tokens,
         "scale_lengths": args.scale_lengths,
     }
+
+
+def _arrivals(schedule: Schedule) -> dict[str, Any]:
+    """What the draw came to, which is not what was asked for; of requests that wait for no other."""
+    found = arrivals([r.at_seconds for r in schedule.requests if r.after is None])
+    return {name: found[name] for name in ("mean_per_s", "interval_cv")}
 
 
 def _tell(line: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from loadgen.arrivals import Arrivals, Process, Rate, parse_arrivals, parse_rate
 from loadgen.inspect_command import window
 from loadgen.load import SearchedLoad
-from loadgen.planning import Demand, Plan, PlanError, SharedPrefix, plan
+from loadgen.planning import Demand, Plan, PlanError, SharedPrefix, plan, without_longer
 from loadgen.schedule import Schedule
 from loadgen.traces import load
 from loadgen.traces.rows import Window
@@ -110,6 +110,18 @@ def add_load_arguments(parser: argparse.ArgumentParser, *, searched: bool = Fals
     add("--seed", type=int, default=0, metavar="N", help="draws lengths, times, classes and texts (default: 0)")
     add("--max-prompt-tokens", type=count, metavar="N", help="clip longer prompts to N tokens")
     add("--max-output-tokens", type=count, metavar="N", help="clip longer outputs to N tokens")
+    add(
+        "--max-total-tokens",
+        type=count,
+        metavar="N",
+        help="clip prompt and output in proportion to N tokens together, as a model's context has",
+    )
+    add(
+        "--too-long",
+        choices=("clip", "drop"),
+        default="clip",
+        help="clip what is over these limits (default), or leave the row out; either is counted",
+    )
     add("--scale-lengths", type=positive, default=1.0, metavar="F", help="multiply all lengths by F, before clipping")
 
 
@@ -182,8 +194,11 @@ def plan_load(args: argparse.Namespace, tell: Callable[[str], None]) -> tuple[Ro
         if args.rate or args.arrivals or args.concurrency or args.classes or args.tenants or args.turns == "sessions":
             raise PlanError(f"{args.trace} is a schedule: when and by whom each request comes is decided already")
         return None, Plan(trace)
+    demand = _demand(args, classes)
+    if demand.drop_longer:
+        trace = without_longer(trace, demand)
     _tell_of(trace, tell)
-    return trace, plan(trace, _demand(args, classes))
+    return trace, plan(trace, demand)
 
 
 def _demand(args: argparse.Namespace, classes: list[ClassShare]) -> Demand:
@@ -207,6 +222,8 @@ def _demand(args: argparse.Namespace, classes: list[ClassShare]) -> Demand:
         scale_lengths=args.scale_lengths,
         max_prompt_tokens=args.max_prompt_tokens,
         max_output_tokens=args.max_output_tokens,
+        max_total_tokens=args.max_total_tokens,
+        drop_longer=args.too_long == "drop",
     )
 
 

@@ -8,7 +8,7 @@ requests at the same instants, which makes the difference between them several t
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from math import inf
@@ -30,6 +30,9 @@ _NEW_NAMES = 1 << 48
 """Added to the names of blocks each time that a trace is gone through again: what is replayed twice is not cached."""
 
 _MOST_REQUESTS = 20_000_000
+
+LONGER = "longer than allowed"
+"""Why a row is left out, where longer ones are to be."""
 
 
 class PlanError(ValueError):
@@ -71,6 +74,11 @@ class Demand:
     scale_lengths: float = 1.0
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
+    max_total_tokens: int | None = None
+    """Of prompt and output together, as a model's context has."""
+    drop_longer: bool = False
+    """Whether rows over a limit are left out. Otherwise they are cut: each length to its own limit, and then both in
+    proportion to that of their sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +104,8 @@ def plan(trace: RowTrace, demand: Demand) -> Plan:
         PlanError: it cannot be done, or there would be no request.
     """
     _check(trace, demand)
+    if demand.drop_longer:
+        trace = without_longer(trace, demand)
     if demand.concurrency is not None:
         requests = _closed(trace, demand, demand.concurrency)
     elif demand.arrivals.process is Process.TRACE:
@@ -112,6 +122,46 @@ def plan(trace: RowTrace, demand: Demand) -> Plan:
         raise PlanError(f"more than {_MOST_REQUESTS:,} requests; ask for fewer, or for a part of the trace")
     finished, clipped = _finished(found, demand)
     return Plan(Schedule(tuple(finished), _origin(trace, demand)), clipped)
+
+
+def without_longer(trace: RowTrace, demand: Demand) -> RowTrace:
+    """Leave out the rows that are over a limit; a turn that follows one of them follows the one before it.
+
+    Raises:
+        PlanError: none is left.
+    """
+    kept: list[Row] = []
+    places: list[int | None] = []
+    for row in trace.rows:
+        before = None if row.after is None else places[row.after]
+        if _clip(*_scaled(row.prompt_tokens, row.output_tokens, demand), demand)[1]:
+            places.append(before)
+        else:
+            places.append(len(kept))
+            kept.append(row if before == row.after else replace(row, after=before))
+    if not kept:
+        raise PlanError("every row of the trace is longer than allowed")
+    longer = len(trace.rows) - len(kept)
+    if not longer:
+        return trace
+    if trace.emitted != len(trace.rows):  # they were drawn, and are no rows of the file
+        note = f"{longer} of the requests drawn are {LONGER} and left out"
+        return replace(trace, rows=tuple(kept), notes=(*trace.notes, note))
+    dropped = trace.dropped + Counter({LONGER: longer})
+    return replace(trace, rows=tuple(kept), emitted=len(kept), dropped=dropped)
+
+
+def _scaled(prompt: int, output: int, demand: Demand) -> tuple[int, int]:
+    return max(1, round(prompt * demand.scale_lengths)), max(1, round(output * demand.scale_lengths))
+
+
+def _clip(prompt: int, output: int, demand: Demand) -> tuple[tuple[int, int], bool]:
+    """Return the lengths within their limits, and whether one was over."""
+    kept = min(prompt, demand.max_prompt_tokens or prompt), min(output, demand.max_output_tokens or output)
+    if demand.max_total_tokens and (total := sum(kept)) > demand.max_total_tokens:
+        cut = max(1, kept[0] * demand.max_total_tokens // total)
+        kept = cut, max(1, demand.max_total_tokens - cut)
+    return kept, kept != (prompt, output)
 
 
 def _check(trace: RowTrace, demand: Demand) -> None:
@@ -278,13 +328,12 @@ def _request(row: Row, turn: int, demand: Demand, *, prefix: str, **more: Any) -
 def _finished(requests: Sequence[ScheduledRequest], demand: Demand) -> tuple[list[ScheduledRequest], int]:
     """Scale and clip the lengths; return how many were clipped, too."""
     finished, clipped = list[ScheduledRequest](), 0
-    scale, most_prompt, most_output = demand.scale_lengths, demand.max_prompt_tokens, demand.max_output_tokens
+    scale = demand.scale_lengths
     for request in requests:
-        prompt = max(1, round(request.prompt_tokens * scale))
-        output = max(1, round(request.output_tokens * scale))
+        scaled = _scaled(request.prompt_tokens, request.output_tokens, demand)
         block = request.block_tokens and max(1, round(request.block_tokens * scale))
-        kept = min(prompt, most_prompt or prompt), min(output, most_output or output)
-        clipped += kept != (prompt, output)
+        kept, over = _clip(*scaled, demand)
+        clipped += over
         blocks = request.blocks[: -(-kept[0] // block)] if block else ()
         # At least one token of every prompt is its own, as it is in any conversation.
         shared = min(demand.shared_prefix.tokens, kept[0] - 1) if demand.shared_prefix and request.prefix else 0

@@ -200,6 +200,7 @@ async def test_a_plan_is_sent_as_it_stands(
     assert cli.main(["plan", *wanted, *clipped, "--out", path]) == 0
     told = capsys.readouterr().out
     assert "6 requests in" in told
+    assert "arrivals per second, coefficient of variation" in told
     digests = []
     for arguments in (["--trace", path], [*wanted, *clipped]):
         command = ["run", "--url", upstream.url, *arguments, "--json", str(tmp_path / "out.json")]
@@ -220,6 +221,7 @@ async def test_a_trace_comes_at_its_own_times_without_a_rate(upstream: Upstream,
     document = read(str(tmp_path / "out.json"))
     assert document["counts"]["sent"] == 3
     assert document["config"]["origin"]["arrivals"] == "trace"
+    assert document["config"]["planned_arrivals"] == {"mean_per_s": pytest.approx(20.0), "interval_cv": 0.0}
     assert document["metrics"]["offered_per_s"] == pytest.approx(20.0)
 
 

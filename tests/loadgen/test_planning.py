@@ -7,7 +7,7 @@ from statistics import fmean, pstdev
 import pytest
 
 from loadgen.arrivals import Arrivals, Process, Rate, parse_arrivals, parse_rate
-from loadgen.planning import Demand, PlanError, SharedPrefix, plan
+from loadgen.planning import Demand, PlanError, SharedPrefix, plan, without_longer
 from loadgen.traces import Format, Row, RowTrace
 from proxy.core.request import RequestClass
 from proxy.sim.workload import ClassShare, ScheduledRequest
@@ -195,6 +195,29 @@ def test_clipped_requests_are_counted() -> None:
     assert found.clipped == 18
     assert max(r.prompt_tokens for r in found.schedule.requests) == 15
     assert max(r.output_tokens for r in found.schedule.requests) == 12
+
+
+def test_a_context_is_shared_in_proportion() -> None:
+    rows = (Row(600, 200), Row(100, 50), Row(10, 990), Row(799, 1))
+    found = plan(trace_of(rows), replace(TWO, requests=4, max_total_tokens=400))
+    assert sorted(lengths(found.schedule.requests)) == [(4, 396), (100, 50), (300, 100), (399, 1)]
+    assert found.clipped == 3
+
+
+def test_what_is_too_long_may_be_left_out_and_is_counted() -> None:
+    rows = (
+        Row(10, 5, session="a", grows=True),
+        Row(500, 5, session="a", grows=True, after=0),
+        Row(30, 5, session="a", grows=True, after=1),
+        Row(7, 5, session="b", grows=True),
+    )
+    demand = replace(TWO, requests=3, max_total_tokens=100, drop_longer=True, sessions=True)
+    left = without_longer(trace_of(rows), demand)
+    assert [(r.prompt_tokens, r.after) for r in left.rows] == [(10, None), (30, 0), (7, None)]
+    assert (left.emitted, left.dropped) == (3, {"longer than allowed": 1})
+    assert sorted(r.prompt_tokens for r in drawn(demand, rows)) == [7, 10, 30]
+    with pytest.raises(PlanError, match="every row"):
+        drawn(replace(demand, max_prompt_tokens=1), rows)
 
 
 def test_the_schedule_is_the_same_on_every_machine() -> None:
