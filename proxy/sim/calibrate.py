@@ -121,10 +121,10 @@ async def measure(
             for context in (
                 c for c in (32, 512, 2048) if c <= longest and count * (c + 64) <= (facts.kv_tokens or 1 << 40)
             ):
-                gaps = await bench.gaps_of_streams(count, context, token_budget)
-                tell(f"{count} streams of {context} tokens: {1e3 * median(gaps):.1f} ms a step")
+                seconds_a_step = await bench.step_of_streams(count, context, token_budget)
+                tell(f"{count} streams of {context} tokens: {1e3 * seconds_a_step:.1f} ms a step")
                 kv_tokens = count * (context + _STREAM_TOKENS / 2)
-                observations.append(Observation("streams", median(gaps), ((0, count, kv_tokens, 0.0),)))
+                observations.append(Observation("streams", seconds_a_step, ((0, count, kv_tokens, 0.0),)))
         beside = min(8, max_num_seqs - 1)
         if beside > 0 and longest > token_budget:
             observations += await bench.prompt_beside_streams(beside, min(longest, 4 * token_budget), token_budget)
@@ -146,16 +146,20 @@ class _Bench:
         began = time.perf_counter()
         return (await self._times(prompt_tokens, 1))[0] - began
 
-    async def gaps_of_streams(self, count: int, context: int, token_budget: int) -> list[float]:
-        """Return the gaps between the tokens of streams, for the time in which all of them run."""
+    async def step_of_streams(self, count: int, context: int, token_budget: int) -> float:
+        """Return the mean gap between the tokens of streams, for the time in which all of them run.
+
+        A mean, as tokens that come together tell only how long all of them took.
+        """
         tokens = _STREAM_TOKENS + 2 * count + count * context // token_budget  # the first waits for the last
-        times = await asyncio.gather(*(self._times(context, tokens) for _ in range(count)))
-        began, ended = max(t[0] for t in times), min(t[-1] for t in times)
-        inside = [[at for at in t if began <= at <= ended] for t in times]
-        gaps = [b - a for t in inside for a, b in pairwise(t)]
-        if not gaps:  # the last began when the first had ended: what the first did meanwhile has prompts in it
-            raise CalibrationError(f"{count} streams of {tokens} tokens never ran together: see --max-num-seqs")
-        return gaps
+        for patience in (1, 4):
+            times = await asyncio.gather(*(self._times(context, patience * tokens) for _ in range(count)))
+            began, ended = max(t[0] for t in times), min(t[-1] for t in times)
+            inside = [[at for at in t if began <= at <= ended] for t in times]
+            means = [(t[-1] - t[0]) / (len(t) - 1) for t in inside if len(t) > _STREAM_TOKENS // 4]
+            if means:
+                return median(means)
+        raise CalibrationError(f"{count} streams never ran together: has the engine fewer --max-num-seqs?")
 
     async def prompt_beside_streams(self, count: int, prompt_tokens: int, token_budget: int) -> list[Observation]:
         """Return the steps of a long prompt beside streams."""
