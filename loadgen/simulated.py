@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxy.sim.engine import EngineConfig
 from proxy.sim.policies import PolicyOptions, find_policy
-from proxy.sim.profiles import PROFILES, Jitter
+from proxy.sim.profiles import Jitter, find_profile
 from proxy.sim.simulator import SimulationConfig, limits_of, simulate
 
 if TYPE_CHECKING:
@@ -85,11 +85,13 @@ def simulated_servers(
     Raises:
         ValueError: an unknown profile or policy.
     """
-    if profile not in PROFILES:
-        raise ValueError(f"--simulate: unknown profile {profile!r}; there are {', '.join(PROFILES)}")
+    try:
+        found = find_profile(profile)
+    except ValueError as error:
+        raise ValueError(f"--simulate: {error}") from None
     standard = EngineConfig()
     engine = EngineConfig(
-        PROFILES[profile],
+        found,
         token_budget or standard.token_budget,
         max_num_seqs or standard.max_num_seqs,
         async_scheduling=async_scheduling,

@@ -36,6 +36,7 @@ from proxy.core.tiles import TileConfig, budget_advice
 from proxy.flags import read_flags
 from proxy.keys import KeyTable, read_keys
 from proxy.mistakes import example, explain, suggestion
+from proxy.sim.profiles import checked_profile
 from proxy.upstream.sources import check_entry
 from proxy.wire.tenants import Tenants, TenantSource
 
@@ -240,10 +241,15 @@ class Settings(BaseSettings):
 
     sim_engines: PositiveInt = 2
     """Simulated engines to start when no engine is given."""
-    sim_profile: Literal["rtx6000ada", "a100", "h100", "l40s"] = "rtx6000ada"
-    """GPU that they imitate."""
+    sim_profile: str = "rtx6000ada"
+    """GPU that they imitate: rtx6000ada, a100, h100, l40s, or a file that slai-proxy calibrate has written."""
     sim_speed: Positive = 1.0
     """How many times faster than real time they run."""
+
+    @field_validator("sim_profile")
+    @classmethod
+    def _know_profile(cls, name: str) -> str:
+        return checked_profile(name)
 
     @field_validator("classes", "tenants", "keys", mode="before")
     @classmethod

@@ -22,7 +22,7 @@ from proxy.server.runner import Runner
 from proxy.server.tasks import Tasks
 from proxy.sim.engine import EngineConfig
 from proxy.sim.http import start_engines, stop_engines
-from proxy.sim.profiles import PROFILES
+from proxy.sim.profiles import find_profile
 from proxy.sim.simulator import limits_of
 from proxy.upstream.knowledge import prepare
 
@@ -74,7 +74,7 @@ async def serve(settings: Settings, load: Callable[[], Settings] | None = None) 
     async with AsyncExitStack() as stack:
         simulated: EngineLimits | None = None
         if not settings.engines:
-            config = EngineConfig(PROFILES[settings.sim_profile])
+            config = EngineConfig(find_profile(settings.sim_profile))
             engines = await start_engines(
                 [0] * settings.sim_engines, config, model=SIMULATED_MODEL, speed=settings.sim_speed
             )

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.cli import main
+from proxy.config import ConfigError, load_settings
 from proxy.core.config import SchedulerConfig
 from proxy.core.events import EngineUp
 from proxy.core.limits import EngineLimits
@@ -261,3 +262,12 @@ def test_a_simulation_can_use_one(tmp_path: Path, capsys: pytest.CaptureFixture[
         figures.append(json.loads(capsys.readouterr().out)["runs"])
     assert figures[0] == figures[1]
     assert EngineConfig().profile == ADA
+
+
+def test_serve_takes_one_too(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(write_profile(ADA))
+    settings, _ = load_settings(["--sim-profile", str(file)], "slai-proxy serve")
+    assert settings.sim_profile == str(file)
+    with pytest.raises(ConfigError, match="no profile 'gtx'"):
+        load_settings(["--sim-profile", "gtx"], "slai-proxy serve")
