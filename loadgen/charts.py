@@ -104,7 +104,7 @@ class _Scale:
         steps = (1, 2, 5) if reach < 100 else (1, 3) if reach < 3000 else (1,)
         found = [step * 10.0**decade for decade in decades for step in steps]
         inside = [value for value in found if self.low <= value * 1.0001 and value <= self.high * 1.0001]
-        return inside if len(inside) > 1 else [self.low, self.high]
+        return inside if len(inside) > 2 else [value for value in linear_ticks(self.low, self.high) if value > 0]
 
 
 def linear_ticks(low: float, high: float, wanted: int = 5) -> list[float]:
