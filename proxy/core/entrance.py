@@ -43,6 +43,8 @@ def why_refuse(
     # None of that matters to a request that need not wait.
     if _starts_now(ledger, config, request, servers, now):
         return None
+    if reason is RejectReason.TOO_LATE:
+        least = max(least, overload.let_in_seconds(request, key, servers, engines, now, share=share))
     return overload.refuse(request, reason, arrived_at, now, least_seconds=least, estimated_wait_seconds=estimated_wait)
 
 

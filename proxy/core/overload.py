@@ -6,6 +6,7 @@ place in the order until they come back.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from math import inf
 from typing import TYPE_CHECKING, assert_never
@@ -32,6 +33,11 @@ MAX_RETRY_SECONDS = 120.0
 """OpenAI's client libraries do not heed a longer wait."""
 MAX_SENT_AWAY = 10_000
 """Refused requests that are known again when they come back."""
+
+_AGES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, MAX_RETRY_SECONDS / 2)
+"""How much later a request might come back; nearer to each other than clients are spread."""
+_SURE_SHARE = 0.5
+"""Who comes back should be let in with so much of its limit: others come meanwhile, and others come back."""
 
 _GOLDEN = 0.6180339887498949
 """The fractional parts of its multiples are spread evenly, however many there are."""
@@ -128,6 +134,29 @@ class Overload:
         at_engine = (e.estimated_wait_seconds(request.prompt_tokens) for e in engines if e.up and e.id in servers)
         return wait + min(at_engine, default=0.0)
 
+    def let_in_seconds(
+        self,
+        request: Request,
+        key: float,
+        servers: Servers,
+        engines: Iterable[EngineBelief],
+        now: float,
+        *,
+        share: float,
+    ) -> float:
+        """Return how much older a request has to be for the queue to let it in, if that stays as it is now.
+
+        It keeps its place when it is refused, so it comes back with its age.
+        """
+        engines, soon = tuple(engines), _SURE_SHARE * self.limit_seconds(request)
+
+        def waits(age: float) -> float:
+            aged = key - age * self._ageing
+            return self.first_token_seconds(request, aged, servers, engines, now, share=share) or 0.0
+
+        ages = _AGES_SECONDS[:-1]
+        return _AGES_SECONDS[bisect_left(ages, True, key=lambda age: waits(age) <= soon)]
+
     def emptied_seconds(self, servers: Servers, engines: Iterable[EngineBelief]) -> float:
         """Return when all that waits now for ``servers`` will have been released, if nothing else comes."""
         outflow = self._outflows.get(servers)
@@ -200,10 +229,10 @@ class Overload:
     def _send_away(self, request: Request, arrived_at: float, least_seconds: float, now: float) -> float:
         """Return after what time a request that is refused now shall come back; its place in the order is kept.
 
-        That is not before ``least_seconds``, in which what is before it could be served. But nobody knows when an
-        overload ends. One that has lasted for some time can be expected to last as long again (Lindy's law), so those
-        whom it refuses are spread over the time from once to twice its age: the first come back soon, and none in a
-        herd. It is over when nobody was refused for half of its age.
+        That is not before ``least_seconds``, when the queue would let it in if it stays as it is. But nobody knows when
+        an overload ends. One that has lasted for some time can be expected to last as long again (Lindy's law), so
+        those whom it refuses are spread over the time from once to twice its age: the first come back soon, and none
+        in a herd. It is over when nobody was refused for half of its age.
         """
         if now - self._refused_at > MIN_RETRY_SECONDS + (self._refused_at - self._began_at) / 2:
             self._began_at = now

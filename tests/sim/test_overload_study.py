@@ -84,6 +84,16 @@ def test_clients_that_come_back_when_told_get_in_at_last() -> None:
     assert all(r.retries == min(3, r.refusals) for r in refused)
 
 
+def test_most_of_those_that_come_back_when_told_get_in_also_while_the_overload_lasts() -> None:
+    came_back = let_in = 0
+    for seed in (1, 2, 3):
+        result = run(limited(surge(seed=seed), 2.0), retries=1)
+        came_back += sum(r.retries for r in result.records)
+        let_in += sum(r.retries_let_in for r in result.records)
+    assert came_back > 60
+    assert let_in >= 0.85 * came_back
+
+
 @pytest.mark.parametrize("engines", [1, 2])
 def test_holding_while_the_engines_queue_is_the_order_of_arrival_all_the_same(engines: int) -> None:
     """With one model and no rule but the order of arrival it does not matter where a request waits."""
