@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_LONGEST_ANSWER = 1 << 20
+"""Where the size of the cache is not known."""
+
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
@@ -27,6 +30,11 @@ class EngineLimits:
     """A prefix is cached in whole blocks of this size."""
     caches_prefixes: bool = False
     """Whether prompts may be sent ahead in slices."""
+
+    @property
+    def longest_answer(self) -> int:
+        """Tokens that no answer of its can have more of, whatever it says: they would not fit into its KV cache."""
+        return _LONGEST_ANSWER if self.kv_tokens is None else self.kv_tokens
 
     def __post_init__(self) -> None:
         if self.token_budget < 1 or self.max_num_seqs < 1 or (self.kv_tokens is not None and self.kv_tokens < 1):

@@ -335,6 +335,8 @@ class Scheduler:
             del self._ledger.sliced[request_id]
         else:
             assert entry.bill is not None
+            if tokens is not None:
+                tokens = min(tokens, entry.engine.limits.longest_answer)
             generated = entry.engine.context_tokens(request_id) - entry.waiting.request.prompt_tokens
             entry.bill.settle(max(tokens or 0, generated))
             entry.engine.end(request_id, now, tokens)

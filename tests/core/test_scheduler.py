@@ -12,6 +12,7 @@ from playbook import Play
 from proxy.core.actions import Reject
 from proxy.core.admission import GateConfig
 from proxy.core.config import SchedulerConfig
+from proxy.core.events import Ended
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
 from proxy.core.scheduler import Scheduler
 
@@ -751,3 +752,14 @@ def test_a_long_prompt_is_not_starved_of_kv_cache_by_another_queues_short_ones()
         play.tokens(f"s{n}", at=0.1 + n)
         released += play.end(f"s{n - 1}", at=0.1 + n)
     assert "dispatch long e0" in released
+
+
+@pytest.mark.parametrize(("kv_tokens", "most"), [(5000, 5000), (None, 1 << 20)])
+def test_an_answer_longer_than_an_engine_can_hold_is_not_believed(kv_tokens: int | None, most: int) -> None:
+    """Else one wrong figure would take a tenant's share away for hours."""
+    play = Play(kv_tokens=kv_tokens)
+    play.arrive("a", 100, tenant="t")
+    play.handle(Ended("a", 2**31 - 1), 1.0)
+    ((_, shares),) = play.scheduler.ledger.backlog.shares()
+    (account,) = shares.accounts()
+    assert account.expected_output_tokens == most
