@@ -47,6 +47,14 @@ test: $(VENV)/.installed-test  ## Run the tests
 conformance: $(VENV)/.installed-test  ## Put a proxy (this one, or ARGS='--proxy NAME') through the cases of tests/conformance
 	@PYTHONPATH=tests:tests/support $(BIN)/python -m conformance $(ARGS)
 
+.PHONY: soak fuzz
+soak: $(VENV)/.installed-test  ## 100,000 requests, a third broken off, engines killed throughout; what is left? (ARGS='--requests 5000')
+	@PYTHONPATH=tests:tests/support $(BIN)/python -m soak $(ARGS)
+
+fuzz: $(VENV)/.installed-test  ## Coverage-guided fuzzing of what reads the wire (ARGS='sse --seconds 300', or body, headers, answer)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group fuzz
+	@PYTHONPATH=tests:tests/support $(BIN)/python -m fuzz $(ARGS)
+
 check: $(VENV)/.installed-check  ## Format, lint, types, import contracts, tests with coverage
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

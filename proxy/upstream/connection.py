@@ -317,10 +317,12 @@ class EngineAnswer:
     def on_message_begin(self) -> None:
         if self._complete:
             self._keep_alive = False  # more than was asked for
+        elif not self.status:
+            self._reason = b""
 
     def on_status(self, reason: bytes) -> None:
         if not self.status:
-            self._reason = reason
+            self._reason += reason  # it comes in parts, as the reads have them
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.status:  # those after the last chunk are not relayed: they may differ from hop to hop

@@ -119,7 +119,7 @@ async def shapes_of_requests(t: Bench) -> None:
 )
 async def large_requests(t: Bench) -> None:
     for size in (129_000, 1_100_000, 2_100_000, 8_000_000):
-        body = t.body(stream=False, user="x" * size)
+        body = t.body(stream=False, prompt=f"{t.token} " + "x" * size)
         answer = await t.post(body)
         equal(answer.status, 200, f"status for {size} bytes")
         check(len(t.calls[-1].body) >= size, f"{len(t.calls[-1].body)} of {size} bytes reached the engine")

@@ -115,7 +115,7 @@ async def leaves_while_waiting_for_a_whole_answer(t: Bench) -> None:
 async def leaves_other_apis(t: Bench) -> None:
     t.script(lambda call: call.gone.wait())  # type: ignore[arg-type, return-value]
     for how in WAYS:
-        connection = await t.begin(t.body(stream=False), path="/v1/embeddings")
+        connection = await t.begin(t.body(stream=False, input=t.token), path="/v1/embeddings")
         call = await t.call()
         leave(connection, how)
         await noticed(call, f"({how})")
@@ -207,7 +207,7 @@ async def half_close(t: Bench) -> None:
         answer = await within(5, connection.answer(), "neither an answer nor an end")
     except EOFError:
         return
-    equal(answer.status, 200, "status")
+    check(answer.status != 200 or answer.body.endswith(DONE), "half an answer that looks whole")
 
 
 @case(

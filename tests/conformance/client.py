@@ -63,7 +63,7 @@ class Connection:
         """Read an answer's head, and any 1xx answers before it.
 
         Raises:
-            EOFError: the connection ended first.
+            EOFError: the connection ended first, or something else came.
         """
         interim: list[int] = []
         while True:
@@ -75,6 +75,8 @@ class Connection:
             version, _, rest = first.partition(" ")
             status, _, reason = rest.partition(" ")
             headers = [(name, value.strip()) for name, _, value in (line.partition(":") for line in lines)]
+            if not (version.startswith("HTTP/1.") and status.isascii() and status.isdigit()):
+                raise EOFError(f"what came is no answer: {first[:60]!r}")
             if not 100 <= int(status) < 200 or status == "101":
                 return Answer(int(status), reason, headers, version, interim=interim)
             interim.append(int(status))

@@ -139,7 +139,8 @@ class Bench:
         """A small request of this case."""
         prompt = f"{self.token} hello"
         content = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
-        return json.dumps({"model": self.model, **content, "max_tokens": 16, "stream": stream, **more}).encode()
+        fields = {"model": self.model, **content, "max_tokens": 16, "stream": stream, **more}
+        return json.dumps(fields).encode()
 
     def headers(self, *more: str, content_type: str | None = "application/json") -> list[str]:
         own = [f"Authorization: Bearer {self.key}", f"X-Conformance: {self.token}"]

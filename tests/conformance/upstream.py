@@ -116,6 +116,10 @@ class Upstream:
                 if case is None:
                     await self._answer_others(call)
                     continue
+                if case.early:
+                    case.errors.append(RuntimeError("the request's headers did not reach the engine"))
+                    call.reset()
+                    continue
                 # Beside the reading, which is how the end of the connection is noticed.
                 task = asyncio.ensure_future(self._run(case, call))
                 self._tasks.add(task)

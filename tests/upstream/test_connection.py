@@ -303,3 +303,12 @@ async def test_closing_the_client_closes_idle_connections() -> None:
         await client.close()
         async with asyncio.timeout(1):
             await engine.calls[0].gone.wait()
+
+
+async def test_a_reason_cut_between_reads_comes_whole() -> None:
+    async with asked() as (connection, _, answer):
+        for byte in head("100 Continue") + head("218 This is fine", "Content-Length: 0"):
+            connection.data_received(bytes([byte]))
+        await answer.head()
+        assert (answer.status, answer.reason) == (218, "This is fine")
+        answer.close()
