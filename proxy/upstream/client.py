@@ -124,39 +124,43 @@ class EngineClient:
             if (key := self._trust.keys.of(base_url)) is not None:
                 headers = _with_key(headers, key)
             request = _head(engine, method, path_and_query, headers, body)
-            answer = await self._ask(engine, method, request, body, cutter)
+            answer = await self._ask(base_url, engine, (method, request, body), cutter)
             try:
                 yield answer
             finally:
-                if (reusable := answer.close()) is not None:
-                    if self._engines.get(base_url) is engine:
-                        engine.idle.append(reusable)
-                    else:  # forgotten meanwhile
-                        reusable.abort()
+                self._release(base_url, engine, answer)
         finally:
             self.busy -= 1
 
     async def _ask(
-        self, engine: _Engine, method: str, request: bytes, body: bytes, cutter: Cutter | None
+        self, base_url: str, engine: _Engine, sent: tuple[str, bytes, bytes], cutter: Cutter | None
     ) -> EngineAnswer:
         """Send a request and wait for the head of its answer, on a new connection where an idle one has just ended."""
         while True:
             idle = self._idle(engine)
             connection = idle or await self._connect(engine)
-            answer = connection.ask(method, request, body, self.timeouts.idle)
+            answer = connection.ask(*sent, self.timeouts.idle)
             if cutter is not None:
                 cutter.ends_with(answer.cut)
             try:
                 await answer.head()
             except EngineError as error:
-                answer.close()
+                self._release(base_url, engine, answer)
                 if idle is None or error.failure is not UpstreamFailure.CONNECT_FAILED:
                     raise
             except BaseException:
-                answer.close()  # which is what makes the engine abort it
+                self._release(base_url, engine, answer)
                 raise
             else:
                 return answer
+
+    def _release(self, base_url: str, engine: _Engine, answer: EngineAnswer) -> None:
+        """Be done with an answer: the connection of a whole one is kept; any other is closed, which aborts it there."""
+        if (reusable := answer.close()) is not None:
+            if self._engines.get(base_url) is engine:
+                engine.idle.append(reusable)
+            else:  # forgotten meanwhile
+                reusable.abort()
 
     def _add(self, base_url: str) -> _Engine:
         url = URL(base_url)

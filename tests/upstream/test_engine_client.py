@@ -10,7 +10,7 @@ import pytest
 from live_proxy import until
 from scripted_engine import Call, Script, head, scripted_engine
 
-from proxy.upstream.client import EngineClient, EngineError, Timeouts
+from proxy.upstream.client import EngineAnswer, EngineClient, EngineError, Timeouts
 from proxy.wire.errors import UpstreamFailure
 
 PATH = "/v1/completions"
@@ -283,3 +283,25 @@ async def test_a_connection_that_the_engine_closed_is_not_used_again() -> None:
         for _ in range(50):
             assert await ask(client, engine.url) == (200, b"ok")
         await until(lambda: client.idle(engine.url) == 0)
+
+
+async def test_who_leaves_just_as_the_whole_answer_has_come_leaves_no_connection_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The connection is as good as new, and belongs to whoever comes next."""
+    wake = EngineAnswer._wake
+
+    def cancel_at_the_end(answer: EngineAnswer) -> None:
+        wake(answer)
+        if answer._complete:
+            leaving.cancel()
+
+    async with scripted_engine() as engine, client_of() as client:
+        monkeypatch.setattr(EngineAnswer, "_wake", cancel_at_the_end)
+        leaving = asyncio.ensure_future(ask(client, engine.url))
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        monkeypatch.undo()
+        assert (client.busy, client.idle(engine.url), engine.connections) == (0, 1, 1)
+        assert (await ask(client, engine.url))[0] == 200
+        assert engine.connections == 1
