@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="make paper",
         description="Simulate the evaluation of the SLAI paper, draw figures, and write a page that compares. It takes "
-        "some ten minutes on two idle cores (--quick: one or two); it can be stopped and goes on where it was.",
+        "some five minutes of one idle core (--quick: under two); it can be stopped and goes on where it was.",
     )
     parser.add_argument("--trace", default=SHAREGPT_LIKE, metavar="FILE", help="lengths (default: the built-in fit)")
     parser.add_argument("--azure", metavar="FILE", help="lengths of Azure's conversations (default: alike, made up)")

@@ -61,7 +61,7 @@ def _capacity(plt: Any, runs: Runs) -> Any:
     ]
     axes.barh([label(name) for name in names], middles, xerr=errors, color="tab:blue", alpha=0.8)
     axes.invert_yaxis()
-    axes.set(xlabel="requests per second", title="Capacity: median TTFT up to 0.5 s, TBT p99 within deadlines")
+    axes.set(xlabel="requests per second", title="Capacity (median TTFT up to 0.5 s)")
     return figure
 
 
