@@ -109,6 +109,9 @@ class Scheduler:
         Where it needs a block and none is free, the youngest that is not in the batch starts over, at last itself.
         """
         kv = self.kv
+        if sequence.computed < sequence.blocks * kv.block_size:  # fifteen of sixteen times
+            batch.append((sequence, 1))
+            return 1
         need = kv.blocks_for(sequence.computed + 1) - sequence.blocks
         if need > kv.free:
             planned = {s.id for s, _ in batch}
@@ -117,8 +120,7 @@ class Scheduler:
                 self.preempt(victim)
                 if victim is sequence:
                     return 0
-        if need:
-            kv.give(sequence, need)
+        kv.give(sequence, need)
         batch.append((sequence, 1))
         return 1
 

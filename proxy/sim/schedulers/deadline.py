@@ -51,7 +51,7 @@ class DeadlineScheduler(ShortestRemainingFirst):
             if sequence_id in self.running:
                 self.decode(self.running[sequence_id], batch)
         budget = self.config.token_budget - self._decodes
-        if self._room(0) > 0:
+        if self._in_time(0, 1):
             budget = self.fill(batch, budget, may_admit=self.preemptions == preempted)
         nothing_else = not batch
         for sequence_id in streams[critical:]:
@@ -102,14 +102,20 @@ class DeadlineScheduler(ShortestRemainingFirst):
     def _room(self, computed: int, most: int | None = None) -> int:
         """How many tokens of a prompt, of which so many are computed, the step has time for."""
         low, high = 0, self.config.token_budget if most is None else most
+        if self._in_time(computed, high):
+            return high
         while low < high:
             tokens = (low + high + 1) // 2
-            attention = self._attention + tokens * (computed + tokens / 2)
-            if self._seconds(self._prompt_tokens + tokens, attention, self._decodes, self._kv_tokens) <= self._limit:
+            if self._in_time(computed, tokens):
                 low = tokens
             else:
                 high = tokens - 1
         return low
+
+    def _in_time(self, computed: int, tokens: int) -> bool:
+        """Whether the step can have so many tokens more of a prompt."""
+        attention = self._attention + tokens * (computed + tokens / 2)
+        return self._seconds(self._prompt_tokens + tokens, attention, self._decodes, self._kv_tokens) <= self._limit
 
     def _seconds(self, prompt_tokens: int, attention: float, decodes: int, kv_tokens: int) -> float:
         return self._model.seconds(

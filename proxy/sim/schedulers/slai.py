@@ -56,6 +56,8 @@ class SlaiScheduler(Scheduler):
             budget -= self.prefill(sequence, batch, budget)
         budget = self._admit(batch, budget)
         for sequence_id, _ in decodes[critical:]:
+            if not budget:
+                break
             budget -= self._decode(sequence_id, batch, budget, may_preempt=not batch)
         if not batch and self._fresh:
             self._set_deadlines([])  # a step with nothing in it takes no time
@@ -90,6 +92,9 @@ class SlaiScheduler(Scheduler):
         sequence, kv = self.running.get(sequence_id), self.kv
         if not budget or sequence is None:
             return 0
+        if sequence.computed < sequence.blocks * kv.block_size:
+            batch.append((sequence, 1))
+            return 1
         need = kv.blocks_for(sequence.computed + 1) - sequence.blocks
         while need > kv.free and may_preempt and sequence_id in self.running:
             self.preempt(next(reversed(self._prefills.values()), sequence))
