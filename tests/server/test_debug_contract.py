@@ -70,4 +70,4 @@ def test_every_answer_is_one_of_those_described(case: Any, url: str) -> None:
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 def test_without_the_key_no_answer_but_that_it_is_needed(case: Any, url: str) -> None:
     response = case.call(base_url=url, timeout=10)
-    assert response.status_code in ((200, 405) if case.path in ("/livez", "/readyz") else (401,))
+    assert response.status_code in ((200, 405) if case.path in ("/live", "/livez", "/readyz") else (401,))
