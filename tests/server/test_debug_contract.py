@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, assume, settings
 from live_proxy import LiveProxy, live_proxy
 from scripted_engine import scripted_engine
 
@@ -63,6 +63,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @schema.parametrize()  # type: ignore[untyped-decorator]
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_answer_is_one_of_those_described(case: Any, url: str) -> None:
+    # A client resolves these itself, and asks for the directory above.
+    assume(str((case.path_parameters or {}).get("id", "x")).strip() not in (".", "..", "", "/"))
     case.call_and_validate(base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=10)
 
 
