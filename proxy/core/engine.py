@@ -195,7 +195,12 @@ class EngineBelief:
 
     def intake(self, released_at: float, now: float) -> range:
         """The steps, counted from the one under way, any of which may take in what was released then."""
-        forecast, delay = self.forecast(now), self.delay
+        late = self._intake(self.forecast(now), released_at)
+        soon = self._intake(self.forecast(now, soonest=True), released_at)
+        return range(min(late.start, soon.start), max(late.stop, soon.stop))
+
+    def _intake(self, forecast: Forecast, released_at: float) -> range:
+        delay = self.delay
         error_seconds = self.model.margin_seconds(forecast.loads[0])
         return forecast.intake(
             released_at + delay.least_seconds, released_at + delay.seconds, delay.steps, error_seconds
@@ -453,7 +458,8 @@ class EngineBelief:
         composed = self._step + self.delay.steps
         for prefill in self._prefills.values():
             if prefill.joins >= composed and not prefill.doubts:  # until now it may have missed this step
-                prefill.joins, prefill.may_join = self._joins(prefill.released_at, now)
+                prefill.joins, soonest = self._joins(prefill.released_at, now)
+                prefill.may_join = max(self._step, min(soonest, prefill.may_join))  # the step under way may have it
 
     def _joins(self, released_at: float, now: float) -> tuple[int, int]:
         """The first step believed to work on what was released then, and the first that may."""

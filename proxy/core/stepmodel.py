@@ -80,13 +80,15 @@ class ErrorFigures:
 
     p95: float
     """95th percentile of how much longer they took than predicted; never negative."""
+    p99: float
+    """The 99th."""
     mean: float
     """Mean of the absolute error."""
     median: float
     """Of the absolute error: no outlier moves it, so it can tell what one is."""
 
     def __post_init__(self) -> None:
-        if not all(0 <= figure <= _LARGEST_FIGURE for figure in (self.p95, self.mean, self.median)):
+        if not all(0 <= figure <= _LARGEST_FIGURE for figure in (self.p95, self.p99, self.mean, self.median)):
             raise ValueError("errors are those of engine steps, and not negative")
 
 
@@ -127,7 +129,7 @@ class StepErrors:
 
     def __init__(self) -> None:
         self._residuals: deque[float] = deque(maxlen=_ERRORS)
-        self.p95 = self.mean = self.median = _ERROR_PRIOR
+        self.p95 = self.p99 = self.mean = self.median = _ERROR_PRIOR
 
     def add(self, residual_seconds: float, predicted_seconds: float) -> None:
         self._residuals.append(residual_seconds / max(predicted_seconds, _NOISE_SECONDS))
@@ -137,18 +139,18 @@ class StepErrors:
         if not self._residuals:
             return
         residuals = sorted(self._residuals)
-        self.p95 = max(0.0, residuals[ceil(0.95 * len(residuals)) - 1])
+        self.p95, self.p99 = (max(0.0, residuals[ceil(share * len(residuals)) - 1]) for share in (0.95, 0.99))
         errors = sorted(map(abs, residuals))
         self.mean = sum(errors) / len(errors)
         self.median = errors[len(errors) // 2]
 
     def figures(self) -> ErrorFigures:
-        return ErrorFigures(self.p95, self.mean, self.median)
+        return ErrorFigures(self.p95, self.p99, self.mean, self.median)
 
     def restore(self, figures: ErrorFigures) -> None:
         """Begin anew with what others were like."""
         self._residuals.clear()
-        self.p95, self.mean, self.median = figures.p95, figures.mean, figures.median
+        self.p95, self.p99, self.mean, self.median = figures.p95, figures.p99, figures.mean, figures.median
 
 
 class OnlineStepModel:

@@ -305,7 +305,10 @@ class Metrics:
         for kind in ("prompt", "decode"):
             errors, of = f"slai.engine.step.model.{kind}.error", f"model.{kind}_errors"
             engine_gauge(f"{errors}.mean", f"Mean error, share of prediction, {kind}", attrgetter(f"{of}.mean"))
-            engine_gauge(f"{errors}.p95", f"p95 beyond prediction, share of it, {kind}", attrgetter(f"{of}.p95"))
+            for rank in ("p95", "p99"):
+                engine_gauge(
+                    f"{errors}.{rank}", f"{rank} beyond prediction, share of it, {kind}", attrgetter(f"{of}.{rank}")
+                )
         for name in (f.name for f in fields(StepCoefficients)):
             term = attrgetter(f"model.coefficients.{name}")
             engine_gauge(f"slai.engine.step.model.{name}", f"Step model: seconds, {name.replace('_', ' ')}", term, "s")

@@ -496,3 +496,36 @@ def test_prompts_taken_in_at_once_tell_of_no_delay() -> None:
 def test_prompts_released_into_a_silence_or_behind_those_kept_back_tell_of_no_delay() -> None:
     assert far_engine(kept_from=30, stall=0.4).delay.seconds <= 0.005
     assert far_engine(kept_from=30, kept_for=3, stall=0.16).delay.seconds <= 0.005
+
+
+# -- prompts of which nobody knows yet which step took them in --
+
+
+class KnownDelay(FeedbackDelay):
+    """A delay that lies between two bounds, of an engine that composes its steps a step ahead."""
+
+    def __init__(self, least_seconds: float, most_seconds: float) -> None:
+        super().__init__(most_seconds)
+        self._hypotheses[1].least, self._hypotheses[1].most = least_seconds, most_seconds
+        self._hypotheses[0].misses = 1.0
+
+
+def test_what_may_be_in_the_step_under_way_is_reckoned_with_until_its_output_tells() -> None:
+    engine = engine_with_streams("s", token_budget=1000)
+    seconds = engine.model.predict(engine.forecast(0.0).loads[0])
+    engine.delay = KnownDelay(1.22 * seconds, 1.37 * seconds)
+    assert (engine.delay.steps, engine.delay.seconds) == (1, 1.37 * seconds)
+    began_at, under_way = engine._step_began_at, engine.step
+    engine.release_slice("long", "long/0", 400, began_at + 0.64 * seconds)
+    # It arrives just before or just after the start of the second step from here, when the third is composed.
+    (prefill,) = engine._prefills.values()
+    assert (prefill.may_join - under_way, prefill.joins - under_way) == (3, 4)
+    for n in range(1, 4):
+        now = began_at + n * seconds
+        step(engine, now, "s")
+    assert engine.forecast(now).loads[0].prefill_tokens == 0
+    assert engine.forecast(now, soonest=True).loads[0].prefill_tokens == 400
+    # If it is there, the step is a long one, and what is sent now reaches the engine before the next is composed.
+    late, soon = (engine.forecast(now, soonest=soonest).ends_at[0] - now for soonest in (False, True))
+    assert late < 1.22 * seconds < 1.37 * seconds < soon
+    assert list(engine.intake(now, now)) == [2, 3]

@@ -185,6 +185,7 @@ def test_the_step_model_is_shown(scheduler: Scheduler, metrics: Metrics) -> None
     for kind, errors in (("prompt", model.prompt_errors), ("decode", model.decode_errors)):
         assert found[f"{prefix}{kind}_error_mean"] == {engine: errors.mean}
         assert found[f"{prefix}{kind}_error_p95"] == {engine: errors.p95}
+        assert found[f"{prefix}{kind}_error_p99"] == {engine: errors.p99}
     coefficients = {name: found[f"{prefix}{name}_seconds"][engine] for name in (f.name for f in fields(PRIOR))}
     assert StepCoefficients(**coefficients) == model.coefficients
     assert coefficients["per_prefill_token"] > 0
