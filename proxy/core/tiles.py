@@ -32,36 +32,43 @@ class TileConfig:
 
     smallest_tokens: int = 128
     """No slice is smaller, and no step gets less while work waits: each slice has a cost of its own."""
+    most_slices: int = 63
+    """Of one prompt. Each has the whole prefix in it: all of them together are at most half as many times as large as
+    the prompt. Prompts of some 25,000 tokens and more are therefore cut into larger tiles than a deadline may want."""
     margin: float = 0.03
     """Share of a TBT deadline kept free, beside the step model's own error."""
-    knee: float = 6.0
+    knee: float = 2.5
     """A step lasts at most this many times as long as it would with a prompt's slice of no tokens.
 
-    At 6, five sixths of it go into prompt tokens: larger tiles hardly raise the throughput, but a short prompt that
-    comes meanwhile waits for their end.
+    A step of an engine costs the least per token where it has about as much to compute as to read: a few prompt tokens
+    in each step come nearly free beside the decodes, many in one step do not, and every stream waits for their end.
+    So several even steps do more than one long and some empty ones. Chosen by simulation (README).
     """
     max_sliced: int = 4
     """Prompts half-way on one engine at a time: their cached prefixes are the first to be evicted."""
 
     def __post_init__(self) -> None:
-        if self.smallest_tokens < 1 or self.max_sliced < 1 or self.knee <= 1:
-            raise ValueError("smallest_tokens and max_sliced are at least 1, knee is more than 1")
+        if min(self.smallest_tokens, self.most_slices, self.max_sliced) < 1 or self.knee <= 1:
+            raise ValueError("smallest_tokens, most_slices and max_sliced are at least 1, knee is more than 1")
         if not 0 <= self.margin < 1:
             raise ValueError("margin lies in [0, 1)")
 
 
-def room(engine: EngineBelief, offset: int, now: float, tiles: TileConfig) -> int:
+def room(engine: EngineBelief, offset: int, now: float, tiles: TileConfig, prompt_tokens: int = 0) -> int:
     """Prompt tokens that may be sent now, with every TBT deadline in flight kept in the step that they come into.
 
     They are those of a prompt after its first ``offset`` ones. A step that has got nothing yet gets the smallest
-    slice whatever the deadline, or work would stop.
+    slice of it whatever the deadline, or work would stop.
     """
+    least = smallest_slice(engine, tiles, prompt_tokens)
     forecasts = engine.forecast(now), engine.forecast(now, soonest=True)
     steps = engine.intake(now, now)
-    return min(_room_in(engine, forecast.loads, step, offset, tiles) for forecast in forecasts for step in steps)
+    return min(_room_in(engine, forecast.loads, step, offset, tiles, least) for forecast in forecasts for step in steps)
 
 
-def _room_in(engine: EngineBelief, loads: list[StepLoad], step: int, offset: int, tiles: TileConfig) -> int:
+def _room_in(  # noqa: PLR0917
+    engine: EngineBelief, loads: list[StepLoad], step: int, offset: int, tiles: TileConfig, least: int
+) -> int:
     """As ``room``, for the step that comes so many after the one under way."""
     space = engine.prefill_budget - engine.backlog + sum(load.prefill_tokens for load in loads[:step])
     strictest = engine.strictest_tbt_seconds
@@ -75,13 +82,14 @@ def _room_in(engine: EngineBelief, loads: list[StepLoad], step: int, offset: int
     load = loads[step]._replace(decodes=engine.outstanding, kv_tokens=kv_tokens)
     empty = engine.model.predict(load._replace(prefill_tokens=0, attention=0.0, prefills=1))
     fits = engine.model.prefill_tokens_within(min(seconds, tiles.knee * empty), load, offset)
-    return min(space, fits if load.prefill_tokens else max(fits, smallest_slice(engine, tiles)))
+    return min(space, fits if load.prefill_tokens else max(fits, least))
 
 
-def smallest_slice(engine: EngineBelief, tiles: TileConfig) -> int:
-    """In whole blocks of the engine's KV cache."""
+def smallest_slice(engine: EngineBelief, tiles: TileConfig, prompt_tokens: int = 0) -> int:
+    """Tokens of the smallest slice of such a prompt, in whole blocks of the engine's KV cache."""
     block = engine.limits.block_tokens
-    return -(-tiles.smallest_tokens // block) * block
+    tokens = max(tiles.smallest_tokens, -(-prompt_tokens // (tiles.most_slices + 1)))
+    return -(-tokens // block) * block
 
 
 def budget_advice(token_budget: int) -> str | None:
@@ -100,7 +108,7 @@ def next_piece(
     prompt_tokens, held_tokens = request.prompt_tokens, engine.held_tokens(request.id)
     if not engine.outstanding:
         return prompt_tokens
-    space = room(engine, held_tokens, now, tiles)
+    space = room(engine, held_tokens, now, tiles, prompt_tokens)
     remaining = prompt_tokens - held_tokens
     if space <= 0 or engine.is_full or not fits_kv(engine, remaining, gate):
         return 0
@@ -110,4 +118,4 @@ def next_piece(
         return prompt_tokens if not engine.untaken() else 0  # it breaks a deadline, now or later
     block = engine.limits.block_tokens
     upto = (held_tokens + space) // block * block
-    return upto if upto - held_tokens >= smallest_slice(engine, tiles) and upto < prompt_tokens else 0
+    return upto if upto - held_tokens >= smallest_slice(engine, tiles, prompt_tokens) and upto < prompt_tokens else 0

@@ -253,6 +253,17 @@ def test_prefixes_end_on_block_boundaries_and_grow_by_the_smallest_tile_or_more(
     assert ends[-1] < 20_001
 
 
+@pytest.mark.parametrize("prompt_tokens", [300, 5_000, 20_000, 131_072])
+def test_the_slices_of_a_prompt_are_together_at_most_half_as_many_times_as_long_as_it_as_they_may_be_many(
+    prompt_tokens: int,
+) -> None:
+    """However little the deadline has room for: here it has none for anything."""
+    play = stage(streaming=RequestClass("hasty", tbt_seconds=0.001))
+    ends = run_out(play, "long", cut(play.arrive("long", prompt_tokens, sliceable=True, at=0.04))[1])
+    assert len(ends) <= TileConfig().most_slices
+    assert sum(ends) <= TileConfig().most_slices / 2 * prompt_tokens
+
+
 @pytest.mark.parametrize("block_tokens", [48, 100, 528])
 def test_blocks_that_the_smallest_tile_is_no_multiple_of_do_not_stop_the_work(block_tokens: int) -> None:
     smallest = -(-128 // block_tokens) * block_tokens
@@ -635,7 +646,8 @@ def test_a_piece_is_nothing_where_there_is_no_slot_left() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"smallest_tokens": 0}, {"margin": 1.0}, {"margin": -0.1}, {"knee": 1.0}, {"max_sliced": 0}]
+    "fields",
+    [{"smallest_tokens": 0}, {"margin": 1.0}, {"margin": -0.1}, {"knee": 1.0}, {"max_sliced": 0}, {"most_slices": 0}],
 )
 def test_tiles_that_make_no_sense_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(fields))):

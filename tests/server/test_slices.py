@@ -16,6 +16,7 @@ from proxy.core.actions import Slice
 from proxy.core.events import EngineUp, Event, SliceEnded, Tokenized
 from proxy.core.request import RELAXED
 from proxy.core.scheduler import Scheduler
+from proxy.core.stepmodel import OnlineStepModel, StepLoad
 from proxy.server.driver import Driver
 from proxy.server.slices import Slicer, slice_headers
 from proxy.telemetry.metrics import Metrics
@@ -342,6 +343,13 @@ class Scene:
         raise AssertionError("it never happens")
 
 
+class Steady(OnlineStepModel):
+    """It stays what it begins with: the steps of a scene last as long as the test takes, which says nothing."""
+
+    def observe(self, load: StepLoad, seconds: float) -> None:
+        pass
+
+
 def is_slice(call: Call) -> bool:
     return call.body.startswith(b'{"max_tokens":1,')
 
@@ -353,6 +361,8 @@ async def scene(**settings: Any) -> AsyncIterator[tuple[Scene, Any]]:
         engine.metrics = CACHES
         async with live_proxy(engine, **{"tiles": True, "token_budget": 8192, **settings}) as proxy:
             at = Scene(proxy, engine)
+            (belief,) = proxy.scheduler.engines
+            belief.model = Steady()
             body = encode("the stream", stream=True)
             async with proxy.post(body=body, headers={"x-slo-class": "strict"}) as stream:
                 await stream.content.readuntil(b"\n\n")
@@ -370,6 +380,14 @@ OWN = b' {"prompt" : ' + json.dumps(IDS).encode() + b',\r\n"model":"m" , "stream
 
 async def test_a_long_prompt_behind_a_strict_stream_is_sent_in_slices_and_then_as_it_came() -> None:
     async with scene() as (at, stream):
+        answer_own = at.answer_own
+
+        async def after_its_slices(call: Call) -> None:  # as an engine does, which works on them in order
+            at.end_slices()
+            await until(lambda: at.proxy.samples("slai_slices_total")[()] == len(at.slices))
+            await answer_own(call)
+
+        at.answer_own = after_its_slices
         own = asyncio.ensure_future(at.proxy.fetch(body=OWN, headers={"X-Request-Id": "mine", "Authorization": "k"}))
         await at.step_until(own.done, stream)
         status, answer = await own
