@@ -67,16 +67,15 @@ class Slicer:
 
     async def _send(self, piece: Slice) -> None:
         cached, found = False, None
+        sent = self.plan.body(piece.tokens)
         try:
-            async with self.client.send(
-                piece.engine_id, "POST", "/v1/completions", self.headers, self.plan.body(piece.tokens)
-            ) as answer:
+            async with self.client.send(piece.engine_id, "POST", "/v1/completions", self.headers, sent) as answer:
                 body = await answer.read()
                 if answer.status == HTTPStatus.OK:
                     found = read_usage(body).cached_tokens
                     # Without --enable-prompt-tokens-details the engine does not tell; then it is believed.
                     cached = found is None or 2 * found >= piece.held_tokens
-                    self.metrics.record_slice(piece.tokens - piece.held_tokens, piece.held_tokens, found)
+                    self.metrics.record_slice(piece.tokens - piece.held_tokens, piece.held_tokens, found, len(sent))
         except EngineError as error:
             _log.info("slice %s failed: %s", piece.slice_id, error.failure)
         finally:

@@ -108,6 +108,7 @@ class Metrics:
         )
         self._slices = meter.create_counter("slai.slices", description="Slices of prompts sent ahead")
         self._slice_tokens = meter.create_counter("slai.slice.tokens", description="New prompt tokens in slices")
+        self._slice_bytes = meter.create_counter("slai.slice.bytes", description="Bodies of slices", unit="By")
         self._slice_hits = meter.create_counter(
             "slai.slice.prefix.tokens", description="Prompt tokens before a slice, by whether it found them cached"
         )
@@ -196,9 +197,10 @@ class Metrics:
         """Tell whenever somebody scrapes how large something is."""
         self._meter.create_observable_gauge(name, [lambda _: [Observation(read())]], description=description)
 
-    def record_slice(self, tokens: int, before: int, cached: int | None) -> None:
+    def record_slice(self, tokens: int, before: int, cached: int | None, size_bytes: int) -> None:
         """Record a slice of ``tokens`` new tokens after ``before`` others, of which the engine found ``cached``."""
         self._slices.add(1)
+        self._slice_bytes.add(size_bytes)
         self._slice_tokens.add(tokens)
         if before and cached is not None:
             hit = min(before, cached)

@@ -298,6 +298,7 @@ class Scene:
         self.over = False
         self.answer_slice: Script = self.answer_when_the_step_ends
         self._in_step: list[asyncio.Future[None]] = []
+        self.answer_tokenize: Script = lambda call: call.answer(json.dumps({"tokens": IDS}).encode())
         self.answer_own: Script = lambda call: call.stream(token("a"), last(), usage(5000, 1), DONE)
         engine.script = self.script
 
@@ -313,7 +314,7 @@ class Scene:
         elif is_slice(call):
             await self.answer_slice(call)
         elif call.target == "/tokenize":
-            await call.answer(json.dumps({"tokens": IDS}).encode())
+            await self.answer_tokenize(call)
         else:
             await self.answer_own(call)
 
@@ -408,6 +409,8 @@ async def test_a_long_prompt_behind_a_strict_stream_is_sent_in_slices_and_then_a
         assert tokens["relaxed", "input"] == 5000
         assert tokens["relaxed", "output"] == 1
         assert at.proxy.samples("slai_slices_total")[()] == len(prompts)
+        assert at.proxy.samples("slai_slice_bytes_total")[()] == sum(len(call.body) for call in at.slices)
+        assert at.proxy.samples("slai_tbt_seconds_count").get(("relaxed",), 0) == 0
         assert at.proxy.outcomes() == {"completed": 1}
         (ttft,) = at.proxy.samples("gen_ai_server_time_to_first_token_seconds_count").values()
         assert ttft == 1
@@ -426,6 +429,41 @@ async def test_a_text_is_tokenized_by_the_engine_before_it_is_sliced() -> None:
         assert [call.target for call in at.engine.calls].count("/tokenize") == 1
         assert any(len(call.json()["prompt"]) > 3000 for call in at.slices), "the text's ids are 5000"
         assert [call.body for call in at.engine.calls].count(text) == 1
+
+
+async def hang(call: Call) -> None:
+    await call.gone.wait()
+
+
+@pytest.mark.parametrize("answer", [hang, answering(status="404 Not Found"), cut_off], ids=["slow", "absent", "cut"])
+async def test_a_text_that_the_engine_does_not_tokenize_goes_whole_and_waits_for_nothing_else(answer: Script) -> None:
+    async with scene() as (at, stream):
+        at.answer_tokenize = answer
+        first = asyncio.ensure_future(at.proxy.fetch(body=encode(IDS[:3000], stream=True)))
+        await until(lambda: at.slices)
+        text = encode("x" * 40_000, stream=True)
+        own = asyncio.ensure_future(at.proxy.fetch(body=text))
+        await until(lambda: any(call.target == "/tokenize" for call in at.engine.calls))
+        await at.step_until(lambda: own.done() and first.done(), stream)
+        assert (await own)[0] == 200
+        (asked,) = (call for call in at.engine.calls if call.target == "/tokenize")
+        if answer is hang:
+            await asyncio.wait_for(asked.gone.wait(), 5)
+        assert [call.body for call in at.engine.calls].count(text) == 1
+        assert all(len(call.json()["prompt"]) <= 3000 for call in at.slices)
+
+
+async def test_an_engine_that_restarts_half_way_gets_the_prompt_as_it_came() -> None:
+    async with scene() as (at, stream):
+        own = asyncio.ensure_future(at.proxy.fetch(body=OWN))
+        await at.step_until(lambda: len(at.slices) >= 2, stream)
+        assert not own.done()
+        at.over = True
+        await at.engine.stop()  # its cache is gone, and so is the strict stream
+        await at.engine.start()
+        assert (await own)[0] == 200
+        assert at.engine.calls[-1].body == OWN
+        assert [call.body for call in at.engine.calls].count(OWN) == 1
 
 
 async def test_slices_that_fail_cost_the_request_nothing() -> None:

@@ -19,7 +19,7 @@ TRACE = sharegpt_like(2000)
 def test_tiles_keep_the_strict_deadline_whatever_the_delay(
     network_seconds: float, async_scheduling: bool, seed: int
 ) -> None:
-    requests = draw_workload(TRACE, rate=1.3, requests=260, seed=seed)
+    requests = draw_workload(TRACE, rate=1.3, requests=200, seed=seed)
     engine = EngineConfig(token_budget=8192, async_scheduling=async_scheduling)
     scheduler = Scheduler(SchedulerConfig(tiles=TileConfig()))
     run = _Run(requests, SimulationConfig(engine, network_seconds=network_seconds), scheduler, None)
@@ -39,4 +39,4 @@ def test_tiles_keep_the_strict_deadline_whatever_the_delay(
     # No prompt comes so close to a step's beginning as to tell 2 ms from 5.
     assert truth * 0.95 <= belief.delay.seconds <= max(1.3 * truth, started_at)
     assert belief.delay.least_seconds <= truth
-    assert belief.model.prompt_errors.p95 < 0.02
+    assert belief.model.prompt_errors.p95 < 0.025
