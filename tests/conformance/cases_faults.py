@@ -18,6 +18,30 @@ AREA = "Engines that fail"
 
 @case(
     AREA,
+    "an engine answers 429 or 503, and there is another",
+    right="the other serves it",
+    why="an engine that says it is full has not started",
+    needs=(Claim.RETRY,),
+    alone=True,
+)
+async def busy_engine(t: Bench) -> None:
+    for status in ("429 Too Many Requests", "503 Service Unavailable"):
+        first: list[int] = []
+
+        async def script(call: Seen, status: str = status, first: list[int] = first) -> None:
+            if not first or call.engine in first:
+                first[:] = [call.engine]
+                await call.answer(b"{}", status=status, headers=(*JSON, "Retry-After: 0"))
+            else:
+                await call.answer(b'{"served":true}')
+
+        t.script(script)
+        answer = await t.post(t.body(stream=False))
+        equal((answer.status, answer.body), (200, b'{"served":true}'), f"answer after {status}")
+
+
+@case(
+    AREA,
     "an engine reads a request whole and closes, or resets, before it answers",
     right="5xx; it was sent once",
     why="it may have worked on it: a second generation would be a silent one",
@@ -171,30 +195,6 @@ async def answer_with_both_lengths(t: Bench) -> None:
         return
     check(answer.status >= 500 or answer.body == body, f"body {answer.body[:50]!r}")
     check(not (answer.header("content-length") and answer.header("transfer-encoding")), "both reach the client")
-
-
-@case(
-    AREA,
-    "an engine answers 429 or 503, and there is another",
-    right="the other serves it",
-    why="an engine that says it is full has not started",
-    needs=(Claim.RETRY,),
-    alone=True,
-)
-async def busy_engine(t: Bench) -> None:
-    for status in ("429 Too Many Requests", "503 Service Unavailable"):
-        first: list[int] = []
-
-        async def script(call: Seen, status: str = status, first: list[int] = first) -> None:
-            if not first or call.engine in first:
-                first[:] = [call.engine]
-                await call.answer(b"{}", status=status, headers=(*JSON, "Retry-After: 0"))
-            else:
-                await call.answer(b'{"served":true}')
-
-        t.script(script)
-        answer = await t.post(t.body(stream=False))
-        equal((answer.status, answer.body), (200, b'{"served":true}'), f"answer after {status}")
 
 
 @case(

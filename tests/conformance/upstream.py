@@ -92,9 +92,15 @@ class Upstream:
             reset(writer)
         for task in tuple(self._tasks):
             task.cancel()
-        await asyncio.sleep(0)
+        for _ in range(1000):  # some turns of the loop, and no time
+            if not self._writers and not self._tasks:
+                break
+            await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._server is None:  # accepted just before the stop
+            reset(writer)
+            return
         self._connections += 1
         line = Line(self._connections)
         self._writers.add(writer)
