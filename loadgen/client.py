@@ -32,6 +32,7 @@ import msgspec
 from loadgen.content import as_json, prompt_ids
 from loadgen.texts import TextLengths
 from proxy.upstream.client import EngineError
+from proxy.vllm_plugin.options import TBT_ARGUMENT
 from proxy.wire.errors import UpstreamFailure
 from proxy.wire.openai import read_chunk
 from proxy.wire.sse import EventSplitter
@@ -111,6 +112,9 @@ class Client:
         }
         if not self.standard:
             body |= {"min_tokens": scheduled.output_tokens, "ignore_eos": True}
+            if (tbt_seconds := scheduled.request_class.tbt_seconds) is not None:
+                # For engines with our scheduler inside, if nobody in front tells them; vLLM's own looks past it.
+                body["vllm_xargs"] = {TBT_ARGUMENT: 1000 * tbt_seconds / self.time_scale}
         if self.api is Api.CHAT:
             body["messages"] = [{"role": "user", "content": self.texts.text(scheduled, self.nonce)}]
             return msgspec.json.encode(body)

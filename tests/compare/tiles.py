@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from proxy.sim.records import RequestRecord
 
 SIDES = ("direct", "direct-small", "gate", "tiles")
-_SMALL = {"direct-small", "gate"}
+_PLUGINS = {"plugin-slai": "slai", "plugin-deadline": "deadline"}
+"""Sides whose engine has our scheduler; SLAI leaves the budget as it is, so it gets the small one."""
+_SMALL = {"direct-small", "gate", "plugin-slai"}
 _PROXY = {"gate": [], "tiles": ["--tiles"]}
 _SENT = ("slai_slice_tokens_total", "slai_slice_prefix_tokens_total")
 _PATIENCE_SECONDS = 30.0
@@ -97,7 +99,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     where.add_argument("--max-num-seqs", type=int, default=64, help="as the engine has it (default: 64)")
     where.add_argument("--wait", type=positive, default=180.0, help="seconds for an engine to come up (default: 180)")
     how = parser.add_argument_group("comparison")
-    how.add_argument("--sides", default=",".join(SIDES), help=f"which to compare (default: {','.join(SIDES)})")
+    how.add_argument(
+        "--sides",
+        default=",".join(SIDES),
+        help=f"which to compare: {', '.join((*SIDES, *_PLUGINS))} (default: {','.join(SIDES)}); the last two are "
+        "our scheduler in the engine, which needs --engine and a vLLM that can import this project (PYTHONPATH=.)",
+    )
     how.add_argument(
         "--rounds", type=int, default=3, help="each side once per round, on requests of its own (default: 3)"
     )
@@ -108,8 +115,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.set_defaults(requests=80, scale_lengths=1 / 3, max_output_tokens=60)
     args = parser.parse_args(argv)
     args.sides = args.sides.split(",")
-    if unknown := set(args.sides) - set(SIDES):
-        parser.error(f"--sides: no {', '.join(sorted(unknown))}; there are {', '.join(SIDES)}")
+    if unknown := set(args.sides) - set(SIDES) - set(_PLUGINS):
+        parser.error(f"--sides: no {', '.join(sorted(unknown))}; there are {', '.join((*SIDES, *_PLUGINS))}")
+    if not args.engine and set(args.sides) & set(_PLUGINS):
+        parser.error("--engine is needed for an engine with our scheduler inside")
     needed = {"small" if side in _SMALL else "large" for side in args.sides}
     if not args.engine and (missing := [f"--{name}" for name in sorted(needed) if getattr(args, name) is None]):
         parser.error(f"--engine, or else {' and '.join(missing)}, is needed")
@@ -199,6 +208,14 @@ async def engine_for(side: str, args: argparse.Namespace) -> AsyncIterator[tuple
         return
     port = _free_port()
     command = [word.replace("{port}", str(port)).replace("{budget}", str(budget)) for word in shlex.split(args.engine)]
+    if side in _PLUGINS:
+        settings = {"slai": {"policy": _PLUGINS[side]}}
+        command += [
+            "--scheduler-cls",
+            "proxy.vllm_plugin.scheduler.scheduler",
+            "--additional-config",
+            json.dumps(settings),
+        ]
     with tempfile.TemporaryFile() as said:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True

@@ -246,6 +246,7 @@ async def test_the_request_asks_for_exactly_its_lengths(client: Client, upstream
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "vllm_xargs": {"slai_tbt_ms": 100.0},
     }
 
 

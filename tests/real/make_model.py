@@ -1,4 +1,6 @@
-"""Make a tiny Llama of random weights with a tokenizer of its own: ``make_model.py DIRECTORY``.
+"""Make a small Llama of random weights with a tokenizer of its own: ``make_model.py DIRECTORY [HIDDEN LAYERS]``.
+
+256 and 4 (the default) are tiny; 512 and 8 (23 million parameters) make the engine, and not its HTTP server, the limit.
 
 Nothing is downloaded: the tokenizer learns from Python's own library. Runs in the environment of ``install_engine.py``.
 """
@@ -19,7 +21,8 @@ CHAT = (
 
 
 def main() -> None:
-    directory = sys.argv[1]
+    directory, *size = sys.argv[1:]
+    hidden, layers = map(int, size or (256, 4))
     torch.manual_seed(7)
     library = sorted(Path(sysconfig.get_path("stdlib")).glob("[a-h]*.py"))
     learner = ByteLevelBPETokenizer()
@@ -31,11 +34,11 @@ def main() -> None:
     tokenizer.save_pretrained(directory)
     shape = LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=hidden // 128,
         max_position_embeddings=8192,
         bos_token_id=0,
         eos_token_id=1,
