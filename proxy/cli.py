@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,9 @@ _WHAT = {
     "beneath where it comes from (flag, environment, file or default). The output can be kept as a file for --config.",
 }
 
+_FLAG = re.compile(r"--[a-z][a-z-]*")
+_NEGATIVE = re.compile(r"-\.?\d")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
@@ -39,6 +43,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(argv)
     except KeyboardInterrupt:  # before a command has set up its own way to end
         return 130
+
+
+def _with_negative_values(arguments: Sequence[str]) -> list[str]:
+    """Write ``--flag -2:10`` as ``--flag=-2:10``: argparse takes what is no plain number for a flag of its own."""
+    joined: list[str] = []
+    for argument in arguments:
+        if _NEGATIVE.match(argument) and joined and _FLAG.fullmatch(joined[-1]):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -66,7 +81,7 @@ def _run(argv: Sequence[str] | None) -> int:
     calibrate.add_parser(commands)
     engine.add_parser(commands)
     replay.add_parser(commands)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(_with_negative_values(arguments))
     modules = {
         "key": key,
         "simulate": simulate,

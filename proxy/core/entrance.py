@@ -60,6 +60,21 @@ def make_room(ledger: Ledger, config: SchedulerConfig, request: Request, now: fl
     return refused
 
 
+def hold_bounds(ledger: Ledger, request_id: str, now: float) -> list[Action]:
+    """Refuse as ``make_room`` does where a newcomer was let into a full queue to start at once, and yet waits.
+
+    Who may start now is told from its own queue. But another queue's head may be released to that engine first, or
+    the engine is kept for one that has waited for too long.
+    """
+    overload, backlog = ledger.overload, ledger.backlog
+    entry = ledger.entries.get(request_id)
+    refused: list[Action] = []
+    if entry is not None and entry.engine is None:
+        while overload.overflows(backlog):
+            refused.append(ledger.reject(overload.first_to_make_room(), RejectReason.QUEUE_FULL, now))
+    return refused
+
+
 def _starts_now(ledger: Ledger, config: SchedulerConfig, request: Request, servers: Servers, now: float) -> bool:
     """Whether a request that comes now will be released at once, before anybody."""
     if servers in ledger.backlog:

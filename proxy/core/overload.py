@@ -188,6 +188,16 @@ class Overload:
             or (most_tokens is not None and backlog.prompt_tokens + request.prompt_tokens > most_tokens)
         )
 
+    def overflows(self, backlog: Backlog) -> bool:
+        """Whether more waits than may."""
+        config = self._config
+        most_tokens = config.max_queue_tokens
+        return (
+            len(backlog) > config.max_queue_requests
+            or backlog.size_bytes > config.max_queue_bytes
+            or (most_tokens is not None and backlog.prompt_tokens > most_tokens)
+        )
+
     def has_even_part_for(self, request: Request) -> bool:
         """Whether others make room for a request in a full queue, as its tenant holds no more than its even part."""
         return self._holdings.has_even_part_for(request)

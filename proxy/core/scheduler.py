@@ -12,7 +12,7 @@ from math import ceil
 from typing import TYPE_CHECKING, assert_never
 
 from proxy.core.config import SchedulerConfig
-from proxy.core.entrance import make_room, why_refuse
+from proxy.core.entrance import hold_bounds, make_room, why_refuse
 from proxy.core.events import (
     Arrived,
     DrainStarted,
@@ -182,6 +182,8 @@ class Scheduler:
         actions = refused + self._release(now)
         if expired := self._expire(now):
             actions += expired + self._release(now)  # others may fit where these did not
+        if isinstance(event, Arrived) and (too_many := hold_bounds(self._ledger, event.request.id, now)):
+            actions += too_many + self._release(now)
         return actions
 
     def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action]:

@@ -104,7 +104,7 @@ def failures(runs: Sequence[RunFigures]) -> Iterator[str]:
 
 def _overview(rows: Mapping[str, dict[str, Any]]) -> Table:
     table = _table("TTFT\np50 (s)", "\nrange", "\nchange", "\np90", "\np99")
-    for heading in ("done\n(1/s)", "offered\n(1/s)", "pre-\nempted", "starved\n(%)", "queue\np95\n(ms)"):
+    for heading in ("done\n(1/s)", "offered\n(1/s)", "pre-\nempted", "star-\nved\n(%)", "queue\np95\n(ms)"):
         table.add_column(heading, justify="right", no_wrap=True)
     for number, (policy, row) in enumerate(rows.items()):
         figures, ratio = row["median"], row["ratio"]
@@ -197,8 +197,8 @@ def seconds(value: float | None) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """Write a duration given in seconds as milliseconds."""
-    return _number(None if value is None else 1000 * value, 1)
+    """Write a duration given in seconds as milliseconds, with a digit after the point below a second."""
+    return "-" if value is None else _number(1000 * value, 1 if value < 1 else 0)
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -9,6 +9,7 @@ from builders import make_request
 from playbook import Play
 
 from proxy.core.actions import Reject
+from proxy.core.admission import GateConfig
 from proxy.core.events import Arrived
 from proxy.core.ordering import first_come_first_served
 from proxy.core.overload import MAX_SENT_AWAY
@@ -153,6 +154,20 @@ class TestBounds:
         assert play.arrive("c", 400) == []
         assert play.end("busy") == ["dispatch c e0"]
         assert play.arrive("d", 400) == []
+
+    def test_they_hold_over_all_queues_where_an_engine_is_kept_for_who_is_overdue_in_another(self) -> None:
+        gate = GateConfig(kv_growth_tokens=0, kv_watermark=0.0)
+        engines = {"e0": ["a", "b", "c"], "e1": ["a", "b"], "e2": ["a"]}
+        play = Play(engines=engines, kv_tokens=1000, max_wait_seconds=5.0, gate=gate, max_queue_requests=1)
+        for n in range(3):
+            play.arrive(f"s{n}", 300, model="a", tenant="a")
+            play.tokens(f"s{n}", at=0.1 + n)
+        assert play.arrive("long", 800, model="a", tenant="a", at=4.0) == []
+        assert play.arrive("b", 1, model="b", tenant="a", at=8.0) == ["dispatch b e0"], "nothing is kept yet"
+        assert play.arrive("b1", 1, model="b", tenant="a", at=10.0) == ["reject b1 queue_full"]
+        assert play.arrive("c1", 1, model="c", tenant="a", at=10.1) == ["reject c1 queue_full"]
+        assert play.scheduler.waiting == 1
+        assert play.arrive("c2", 1, model="c", tenant="calm", at=10.2) == ["reject c2 queue_full"], "half of it is none"
 
     def test_they_do_not_matter_to_who_need_not_wait(self) -> None:
         assert Play(max_queue_tokens=0).arrive("a", 5000) == ["dispatch a e0"]

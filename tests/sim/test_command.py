@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import proxy.sim.command as command_module
+from proxy.cli import main
 from proxy.sim.command import add_parser, run
 from proxy.sim.parallel import WorkerError
 from proxy.sim.workload import Trace
@@ -123,6 +124,16 @@ def test_what_cannot_be_done_is_told_in_one_line(simulate: Simulate, argv: list[
     assert err.startswith("slai-proxy simulate: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("spelling", [("--surge", "-2:10"), ("--surge=-2:10",)])
+def test_a_negative_surge_is_told_in_either_spelling(
+    spelling: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["simulate", "--rate", "1", *spelling])
+    assert stop.value.code == 2
+    assert "--surge: a surge is FACTOR:SECONDS, both positive, not '-2:10'" in capsys.readouterr().err
 
 
 _ONE = ("--rate", "2", "--requests", "20", "--seeds", "1", "--jobs", "1")
