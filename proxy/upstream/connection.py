@@ -273,7 +273,7 @@ class EngineAnswer:
         self._timer.cancel()
         connection = self._connection
         if self._complete and self._keep_alive and connection.sent and not connection.closed:
-            if self._paused:
+            if self._paused or self._held:
                 connection.resume()
             connection.rest(self._loop.time())
             return connection

@@ -305,3 +305,24 @@ async def test_who_leaves_just_as_the_whole_answer_has_come_leaves_no_connection
         assert (client.busy, client.idle(engine.url), engine.connections) == (0, 1, 1)
         assert (await ask(client, engine.url))[0] == 200
         assert engine.connections == 1
+
+
+async def test_who_leaves_while_the_rest_of_a_whole_answer_waits_for_it_leaves_a_connection_that_reads() -> None:
+    """Else whoever comes next on that connection would wait for an answer that nobody reads."""
+    waiting = asyncio.Event()
+
+    async def drain() -> None:
+        waiting.set()
+        await asyncio.Event().wait()  # a client that has stopped to read
+
+    async def leave(client: EngineClient, url: str) -> None:
+        async with client.send(url, "POST", PATH, (), b"{}") as response:
+            await response.pump(lambda _: False, drain)
+
+    async with scripted_engine() as engine, client_of(idle=0.5) as client:
+        leaving = asyncio.ensure_future(leave(client, engine.url))
+        await waiting.wait()
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        assert (await ask(client, engine.url))[0] == 200
