@@ -55,6 +55,10 @@ class Cutter:
         if self._is_cut:
             end()
 
+    def renew(self) -> None:
+        """Forget the exchange that is over, cut or not, as another begins."""
+        self._is_cut, self._end = False, None
+
 
 @dataclass(slots=True)
 class _Engine:

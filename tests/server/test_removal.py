@@ -1,10 +1,15 @@
 """Engines that are removed while they serve: nothing new, streams go on, and what takes too long is told the truth."""
 
 import asyncio
+import socket
+from contextlib import ExitStack, closing
 
 import pytest
 from live_proxy import LiveProxy, live_proxy, until
 from scripted_engine import DONE, Call, last, scripted_engine, token
+
+from proxy.core.events import EngineDown, EngineRemoved, EngineUp
+from proxy.core.limits import EngineLimits
 
 REMOVED = b"the engine was taken out of service before its answer was complete"
 
@@ -62,3 +67,24 @@ async def test_what_is_not_over_at_the_limit_is_cut_and_told_so(begun: bool) -> 
         assert proxy.outcomes() == {"engine_failed": 1}
         assert proxy.reasons() == {"engine_removed": 1}
         assert (await proxy.fetch())[0] == 503
+
+
+async def test_a_request_cut_before_its_engine_had_it_goes_to_another() -> None:
+    """A host that is gone takes as long as the connect timeout to be found out, and may be cut meanwhile."""
+    with closing(socket.socket()) as dead, ExitStack() as fillers:
+        dead.bind(("127.0.0.1", 0))
+        dead.listen(0)
+        url = f"http://127.0.0.1:{dead.getsockname()[1]}"
+        async with scripted_engine() as engine, live_proxy(engine, connect_timeout_seconds=0.3) as proxy:
+            for _ in range(3):  # from now on nobody else can connect
+                filler = fillers.enter_context(closing(socket.socket()))
+                filler.setblocking(False)
+                filler.connect_ex(dead.getsockname())
+            proxy.driver.feed(EngineDown(engine.url))
+            proxy.driver.feed(EngineUp(url, EngineLimits(), frozenset({"m"})))
+            asked = asyncio.ensure_future(proxy.fetch())
+            await until(lambda: proxy.scheduler.dispatched)
+            proxy.driver.feed(EngineUp(engine.url, EngineLimits(), frozenset({"m"})))
+            proxy.driver.feed(EngineRemoved(url, 0.05))
+            assert await asked == (200, token("a") + token("b") + last() + DONE)
+            assert engines(proxy) == [engine.url]
