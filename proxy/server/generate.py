@@ -118,7 +118,7 @@ class Generator:
                 forwarded.popall("Content-Encoding", None)
             self._note(report, view)
             if caller is not None:
-                caller.reserve(report.prompt_tokens, report.max_tokens)
+                caller.reserve(report.prompt_tokens, report.most_output_tokens)
             self.tracing.inject(span, forwarded)
             return await self._schedule(request, report, view.prompt, forwarded, body, plain=plain)
         except BadRequest as error:
@@ -406,7 +406,7 @@ def _settle(caller: Caller, report: RequestReport) -> None:
     """Charge what was used: all that an engine did, also for a client that left, but not where the engine failed."""
     worked = report.engine_id is not None and report.outcome in (Outcome.COMPLETED, Outcome.CLIENT_GONE)
     if worked or report.times.chunks:
-        caller.settle(report.prompt_tokens, report.completion_tokens or report.times.chunks)
+        caller.settle(report.prompt_tokens, report.output_tokens)
 
 
 def _credentials(request: web.Request) -> bytes:

@@ -95,7 +95,12 @@ class StreamMeter:
             view = self._read(payload)
             if view.visible or view.held_back:
                 visible = visible or view.visible
-                chunks += 1 if self._steps is None else self._steps.count(payload)
+                if self._steps is None:
+                    chunks += 1
+                else:
+                    step = self._steps.count(payload)
+                    chunks += step
+                    report.sibling_chunks += 1 - step
             if view.completion_tokens is not None:
                 report.completion_tokens = view.completion_tokens
             if view.prompt_tokens is not None:

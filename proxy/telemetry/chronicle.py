@@ -169,7 +169,7 @@ class Story:
                 if since is not None and to is not None
             },
             "engine": self.engine_id,
-            "tokens": report.times.chunks if report is not None else self.tokens,
+            "tokens": report.output_tokens if report is not None else self.tokens,
             "tbt_max_seconds": report.times.gap_max if report is not None else self.tbt_max_seconds,
             "missed": report.missed(now) if report is not None else self.missed,
             "late": report.late() if report is not None else self.late,
@@ -223,7 +223,7 @@ class Chronicle:
             return
         times = report.times
         story.outcome, story.reason = report.outcome, report.reason
-        story.first_token_at, story.tokens = times.first_at, report.completion_tokens or times.chunks
+        story.first_token_at, story.tokens = times.first_at, report.output_tokens
         story.tbt_max_seconds = times.gap_max if times.gap_count else None
         story.missed = report.missed()
         story.late = report.late()

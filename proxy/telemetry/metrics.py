@@ -161,7 +161,7 @@ class Metrics:
         }
         self._duration.record(report.ended_at - report.arrived_at, labels)
         self._tokens.add(report.prompt_tokens, {"direction": "input", **kind})
-        self._tokens.add(report.completion_tokens or times.chunks, {"direction": "output", **kind})
+        self._tokens.add(report.output_tokens, {"direction": "output", **kind})
         if report.ttft_seconds is not None:
             self._ttft.record(report.ttft_seconds, labels)
         if (mean := times.gap_mean()) is not None:
@@ -176,8 +176,7 @@ class Metrics:
         self._tenant_requests.add(1, {**tenant, "outcome": outcome.value})
         if outcome is Outcome.COMPLETED and report.ended_at is not None:
             self._tenant_tokens.add(report.prompt_tokens, {"direction": "input", **tenant})
-            output = report.completion_tokens or report.times.chunks
-            self._tenant_tokens.add(output, {"direction": "output", **tenant})
+            self._tenant_tokens.add(report.output_tokens, {"direction": "output", **tenant})
             if report.ttft_seconds is not None:
                 self._tenant_ttft.record(report.ttft_seconds, tenant)
 

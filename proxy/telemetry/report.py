@@ -105,6 +105,8 @@ class RequestReport:
     breaches: list[Breach] = field(default_factory=list)
     """Of its TBT deadline: the first ones, with their causes."""
     completion_tokens: int | None = None
+    sibling_chunks: int = 0
+    """Token-bearing chunks beyond those of ``times``, where a stream has several answers: those count steps."""
     asked_usage: bool = False
     """The engine was asked for usage on the proxy's account."""
     outcome: Outcome | None = None
@@ -118,6 +120,16 @@ class RequestReport:
     def ttft_seconds(self) -> float | None:
         """From arrival to the first token that a client can see; ``None`` where the answer was not streamed."""
         return None if self.times.first_at is None else self.times.first_at - self.arrived_at
+
+    @property
+    def most_output_tokens(self) -> int | None:
+        """What may be generated in all answers together; ``None`` where the client does not say."""
+        return None if self.max_tokens is None else self.max_tokens * self.sequences
+
+    @property
+    def output_tokens(self) -> int:
+        """What was generated: as the engine told, or else what was seen of it."""
+        return self.completion_tokens or self.times.chunks + self.sibling_chunks
 
     @property
     def queue_seconds(self) -> float | None:

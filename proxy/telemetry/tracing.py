@@ -114,7 +114,7 @@ def _attributes(report: RequestReport) -> dict[str, str | int | float | bool]:
         "gen_ai.request.stream": report.stream,
         "gen_ai.request.max_tokens": report.max_tokens,
         "gen_ai.usage.input_tokens": report.prompt_tokens,
-        "gen_ai.usage.output_tokens": report.completion_tokens or times.chunks or None,
+        "gen_ai.usage.output_tokens": report.output_tokens or None,
         "gen_ai.response.time_to_first_chunk": report.ttft_seconds,
         "http.response.status_code": report.status,
         "error.type": report.reason,

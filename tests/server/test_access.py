@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from live_proxy import CHAT, COMPLETIONS, LiveProxy, live_proxy, until
-from scripted_engine import DONE, Call, ScriptedEngine, last, scripted_engine, token, usage
+from scripted_engine import DONE, Call, ScriptedEngine, event, last, scripted_engine, token, usage
 
 from proxy.config import ConfigError, Settings
 from proxy.keys import KeySettings
@@ -132,6 +132,28 @@ async def test_tokens_per_minute_are_reserved_and_settled_by_usage(engine: Scrip
         status, _, headers = await ask(proxy, body=body)
         assert status == 200
         assert int(headers["x-ratelimit-remaining-tokens"]) in range(15, 18)  # 100 - 15 used - 70 held
+
+
+async def test_several_answers_are_held_and_charged_each(engine: ScriptedEngine) -> None:
+    """Without usage as well: what was seen of every answer counts, not of the longest."""
+
+    async def script(call: Call) -> None:
+        await call.begin()
+        for step in range(3):
+            choices = [{"index": index, "text": f"{step}"} for index in range(4)]
+            await call.write(b"".join(event({"choices": [choice]}) for choice in choices))
+        await call.write(DONE)
+        await call.end()
+
+    engine.script = script
+    body = b'{"model": "m", "prompt": [1, 2, 3], "stream": true, "max_tokens": 20, "n": 4}'
+    async with live_proxy(engine, keys=keys(tokens_per_minute=1000)) as proxy:
+        _, _, headers = await ask(proxy, body=body)
+        assert headers["x-ratelimit-remaining-tokens"] == str(1000 - 3 - 4 * 20)
+        await proxy.idle()
+        _, _, headers = await ask(proxy, body=body)
+        assert int(headers["x-ratelimit-remaining-tokens"]) - (1000 - 3 - 4 * 20 - 3 - 4 * 3) in range(3)
+        assert proxy.samples("slai_tokens_total")["relaxed", "output"] == 2 * 4 * 3
 
 
 async def test_a_prompt_beyond_the_limit_is_told_not_to_come_back(engine: ScriptedEngine) -> None:
