@@ -100,6 +100,11 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def under_way(self) -> int:
+        """Requests that are not over, whatever they are."""
+        return sum(connection.waits_since is None for connection in self._open.values())
+
     def tell(self, metrics: Metrics) -> None:
         """Show how many there are, and how many were refused and ended."""
         metrics.watch_gauge("slai.connections", "Open connections of clients", lambda: len(self))

@@ -57,23 +57,26 @@ async def drain(proxy: Proxy, signals: Signals, stop_listening: Callable[[], Awa
         await _happens(signals.at_once, settings.drain_grace_seconds)
     await stop_listening()
     proxy.start_drain()
-    if proxy.scheduler.dispatched:
-        _log.info("draining: %d requests in flight; a second signal ends at once", proxy.scheduler.dispatched)
-    await _while_dispatched(proxy, settings.drain_seconds, signals.at_once)
+    if under_way := proxy.connections.under_way:  # with what passes by the queue
+        _log.info("draining: %d requests in flight; a second signal ends at once", under_way)
+    await _while_any(lambda: proxy.connections.under_way, settings.drain_seconds, signals.at_once)
     if left := proxy.scheduler.dispatched:
         _log.warning("%d requests in flight are cut", left)
         for engine in proxy.scheduler.engines:
             proxy.driver.feed(EngineRemoved(engine.id, 0.0))
-        await _while_dispatched(proxy, 0.0 if signals.at_once.is_set() else _LAST_WORDS_SECONDS, signals.at_once)
+        seconds = 0.0 if signals.at_once.is_set() else _LAST_WORDS_SECONDS
+        await _while_any(lambda: proxy.scheduler.dispatched, seconds, signals.at_once)
     # Who has its answer keeps its connection for another request, and would be waited for.
     proxy.connections.end_all()
     await asyncio.sleep(0)
 
 
-async def _while_dispatched(proxy: Proxy, seconds: float, until: asyncio.Event) -> None:
-    deadline = proxy.driver.now() + seconds
-    while proxy.scheduler.dispatched and not until.is_set() and (left := deadline - proxy.driver.now()) > 0:
-        await _happens(until, min(_LOOK_SECONDS, left))
+async def _while_any(left: Callable[[], int], seconds: float, until: asyncio.Event) -> None:
+    """Wait until none is left, ``until`` is set or the time is over."""
+    now = asyncio.get_running_loop().time
+    deadline = now() + seconds
+    while left() and not until.is_set() and (remaining := deadline - now()) > 0:
+        await _happens(until, min(_LOOK_SECONDS, remaining))
 
 
 async def _happens(event: asyncio.Event, seconds: float) -> None:

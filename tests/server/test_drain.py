@@ -3,10 +3,13 @@
 import asyncio
 import json
 
+import aiohttp
+import pytest
 from live_proxy import live_proxy, until
 from scripted_engine import Call, scripted_engine, token
 
 from proxy.server.app import PROXY
+from proxy.server.drain import Signals, drain
 
 
 async def test_draining() -> None:
@@ -73,3 +76,38 @@ async def test_a_drain_may_begin_twice() -> None:
         for _ in range(2):
             proxy.app[PROXY].start_drain()
         assert (await proxy.fetch())[0] == 503
+
+
+async def test_what_passes_by_the_queue_may_end_as_streams_may() -> None:
+    finish = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await finish.wait()
+        await call.answer(b"{}")
+
+    async def stop_listening() -> None:
+        asyncio.get_running_loop().call_soon(finish.set)
+
+    async with scripted_engine(script) as engine, live_proxy(engine, drain_grace_seconds=0) as proxy:
+        passing = asyncio.ensure_future(proxy.fetch("/v1/embeddings"))
+        await until(lambda: engine.calls)
+        await drain(proxy.app[PROXY], Signals(), stop_listening)
+        assert await passing == (200, b"{}")
+
+
+async def test_what_passes_by_the_queue_for_too_long_is_cut() -> None:
+    async def script(call: Call) -> None:
+        await call.gone.wait()
+
+    async def stop_listening() -> None:
+        pass
+
+    async with (
+        scripted_engine(script) as engine,
+        live_proxy(engine, drain_grace_seconds=0, drain_seconds=0.1) as proxy,
+    ):
+        passing = asyncio.ensure_future(proxy.fetch("/v1/embeddings"))
+        await until(lambda: engine.calls)
+        await asyncio.wait_for(drain(proxy.app[PROXY], Signals(), stop_listening), 3)
+        with pytest.raises(aiohttp.ClientError):
+            await passing
