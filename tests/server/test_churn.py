@@ -107,14 +107,16 @@ class Mortal:
     async def die_and_return(self, engine: ScriptedEngine, went: Counter[str]) -> None:
         """Die twice, each time with an answer on its way to somebody who stays; return when others have been served."""
         await until(self.refused.is_set, HANG_SECONDS)
-        over = 0.0
         for _ in range(DEATHS):
-            over = went.total() + REQUESTS / 8
-            await until(lambda: went.total() >= over and self.serving["stays"], HANG_SECONDS)
+            await self._served(went, went.total() + REQUESTS // 8)
+            await until(lambda: self.serving["stays"], HANG_SECONDS)
             await engine.stop()
-            over = went.total() + REQUESTS / 8
-            await until(lambda: went.total() >= over, HANG_SECONDS)
+            await self._served(went, went.total() + REQUESTS // 8)
             await engine.start()
+
+    @staticmethod
+    async def _served(went: Counter[str], requests: int) -> None:
+        await until(lambda: went.total() >= requests, HANG_SECONDS)
 
 
 async def test_churn() -> None:
