@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from proxy.core.actions import Slice
     from proxy.core.config import SchedulerConfig
+    from proxy.core.feedback import DelaySnapshot
     from proxy.core.limits import EngineLimits
     from proxy.core.request import Request
     from proxy.core.selfreport import EngineReport
@@ -87,6 +88,8 @@ class EngineUp:
     """Models that it serves; empty while unknown: then it is taken to serve any."""
     learnt: StepModelSnapshot | None = None
     """What an earlier run has learnt about the steps of such an engine; takes the place of what is known of them."""
+    delay: DelaySnapshot | None = None
+    """And of the way to it and back."""
 
 
 @dataclass(frozen=True, slots=True)

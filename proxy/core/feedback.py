@@ -8,6 +8,7 @@ output comes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +22,27 @@ _BEYOND = 1.25
 _MOST_SECONDS = 0.25
 """A prompt that needs longer waits for something else inside the engine."""
 _MISS_WEIGHT = 0.05
+_KNOWN_PROMPTS = 20
+"""It takes so many to know a delay well enough to keep it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelaySnapshot:
+    """What was learnt of a delay, to begin with after a restart; a figure for each number of steps ahead."""
+
+    least_seconds: tuple[float, ...]
+    most_seconds: tuple[float, ...]
+    misses: tuple[float, ...]
+    """How often each was wrong, as a moving average from 0 to 1."""
+
+    def __post_init__(self) -> None:
+        # It may come from a file, by a decoder that looks at no types.
+        if not all(len(of) == BEGINNINGS - 1 for of in (self.least_seconds, self.most_seconds, self.misses)):
+            raise ValueError("a delay is known for each number of steps ahead")
+        if not all(0 <= seconds <= _MOST_SECONDS * _BEYOND for seconds in (*self.least_seconds, *self.most_seconds)):
+            raise ValueError(f"a delay lies between 0 and {_MOST_SECONDS * _BEYOND:g} s")
+        if not all(0 <= share <= 1 for share in self.misses):
+            raise ValueError("misses are a share")
 
 
 class _Hypothesis:
@@ -49,6 +71,7 @@ class FeedbackDelay:
 
     def __init__(self, seconds: float) -> None:
         self._hypotheses = [_Hypothesis(seconds) for _ in range(BEGINNINGS - 1)]
+        self._prompts = 0  # learnt from
 
     def __repr__(self) -> str:
         return f"<FeedbackDelay {self.seconds * 1e3:.1f} ms, {self.steps} steps ahead>"
@@ -76,8 +99,27 @@ class FeedbackDelay:
         """
         if beginnings[-1] > _MOST_SECONDS:
             return
+        self._prompts += 1
         for i, hypothesis in enumerate(self._hypotheses):
             hypothesis.learn(too_short=beginnings[i + 1], enough=beginnings[i])
+
+    def snapshot(self) -> DelaySnapshot | None:
+        """Return what has been learnt; ``None`` while that is little."""
+        if self._prompts < _KNOWN_PROMPTS:
+            return None
+        ceiling = _MOST_SECONDS * _BEYOND  # it may have begun above
+        return DelaySnapshot(
+            tuple(min(h.least, ceiling) for h in self._hypotheses),
+            tuple(min(h.most, ceiling) for h in self._hypotheses),
+            tuple(h.misses for h in self._hypotheses),
+        )
+
+    def restore(self, learnt: DelaySnapshot) -> None:
+        """Begin anew with what has been learnt elsewhere; it is corrected as fast as any other beginning."""
+        figures = zip(learnt.least_seconds, learnt.most_seconds, learnt.misses, strict=True)
+        for hypothesis, (least, most, misses) in zip(self._hypotheses, figures, strict=True):
+            hypothesis.least, hypothesis.most, hypothesis.misses = least, most, misses
+        self._prompts = _KNOWN_PROMPTS
 
 
 BEGINNINGS = 3

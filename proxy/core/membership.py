@@ -39,6 +39,8 @@ def join(ledger: Ledger, event: EngineUp, config: SchedulerConfig, now: float) -
     engine.limits, engine.models, engine.up = event.limits, event.models, True
     if event.learnt is not None:
         engine.model.restore(event.learnt)
+    if event.delay is not None:
+        engine.delay.restore(event.delay)
     return _regroup(ledger, RejectReason.UNKNOWN_MODEL, now) if regroup else []
 
 

@@ -1,4 +1,4 @@
-"""What was learnt about engines, kept over restarts: one file with the step models, by what tells engines apart.
+"""What was learnt about engines, kept over restarts: one file of step models and delays, by what tells engines apart.
 
 Not by address: behind one URL there may be another model tomorrow. Losing the file costs some hundred steps of
 learning, so whatever is wrong with it is a warning and no more.
@@ -20,6 +20,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from proxy.core.codec import CodecError, decode, encode
+from proxy.core.feedback import DelaySnapshot
 from proxy.core.stepmodel import StepModelSnapshot
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def prepare(directory: Path) -> None:
 
 @dataclass(slots=True)
 class Knowledge:
-    """Step models by fingerprint, those used least lately first, and the file that keeps them."""
+    """Step models and delays by fingerprint, those used least lately first, and the file that keeps them."""
 
     path: Path
     _models: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -100,11 +101,13 @@ class Knowledge:
         if entry is None:
             return None
         self._models[key] = entry
-        try:
-            learnt = decode(entry["model"])
-        except (CodecError, LookupError):
-            return None  # of a version that modelled steps in another way
+        learnt = _part(entry, "model")
         return learnt if isinstance(learnt, StepModelSnapshot) else None
+
+    def recall_delay(self, key: str) -> DelaySnapshot | None:
+        """Return what is known about the way to engines with this fingerprint and back."""
+        learnt = _part(self._models.get(key, {}), "delay")
+        return learnt if isinstance(learnt, DelaySnapshot) else None
 
     def learn(self, engines: Iterable[tuple[str, EngineBelief]]) -> bool:
         """Take over what the models of ``engines``, each with its fingerprint, have learnt; whether anything is new."""
@@ -116,7 +119,8 @@ class Knowledge:
             self._steps[engine.id], new = model.steps, True
             self._models.pop(key, None)
             seen = {"models": sorted(engine.models)[:20], "limits": encode(engine.limits)}
-            self._models[key] = {"engine": seen, "unix_seconds": round(time.time()), "model": encode(model.snapshot())}
+            learnt = {"model": encode(model.snapshot()), "delay": encode(engine.delay.snapshot())}
+            self._models[key] = {"engine": seen, "unix_seconds": round(time.time()), **learnt}
         for key in list(self._models)[:-_MOST_ENGINES]:
             del self._models[key]
         return new
@@ -156,6 +160,14 @@ class Knowledge:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self.path)
+
+
+def _part(entry: dict[str, Any], name: str) -> Any:
+    """Return a part of what is kept of an engine; ``None`` if it is not there, or of another version's kind."""
+    try:
+        return decode(entry[name])
+    except (CodecError, LookupError):
+        return None
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from proxy.core.engine import EngineBelief
-    from proxy.core.stepmodel import StepModelSnapshot
 
 _log = logging.getLogger(__name__)
 
@@ -193,28 +192,28 @@ class Prober:
                         "engine %s does not cache prefixes: its prompts go whole, --tiles has no effect there",
                         up.engine_id,
                     )
-            learnt = None if self._knowledge is None else await self._recall(probe, up.limits, self._knowledge)
+            told = up if self._knowledge is None else await self._recall(probe, up, self._knowledge)
             probe.up, probe.announced = True, up
-            self._announce(replace(up, learnt=learnt))
+            self._announce(told)
         report = read_report(metrics)
         if report is not None or probe.reports:
             probe.reports = report is not None
             self._announce(EngineReported(probe.base_url, report))
 
-    async def _recall(self, probe: EngineProbe, limits: EngineLimits, known: Knowledge) -> StepModelSnapshot | None:
-        """Find out what engine this is; if it is another than before, return what is known about such engines."""
+    async def _recall(self, probe: EngineProbe, up: EngineUp, known: Knowledge) -> EngineUp:
+        """Find out what engine this is; if it is another than before, tell with it what is known about such engines."""
         if not probe.up:
             probe.version = await self._get_version(probe) or probe.version
         # Adapters come and go, and do not make another engine.
         models = (str(model["id"]) for model in probe.models if model.get("parent") is None)
-        key = fingerprint(models, limits, probe.version)
+        key = fingerprint(models, up.limits, probe.version)
         if key == probe.fingerprint:
-            return None
+            return up
         probe.fingerprint = key
-        learnt = known.recall(key)
+        learnt, delay = known.recall(key), known.recall_delay(key)
         if learnt is not None:
             _log.info("engine %s: step model restored", probe.base_url)
-        return learnt
+        return replace(up, learnt=learnt, delay=delay)
 
     def _set_down(self, probe: EngineProbe, why: str) -> None:
         _log.warning("engine %s is down: %s", probe.base_url, why)

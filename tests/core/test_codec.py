@@ -17,6 +17,7 @@ from proxy.core.actions import Action
 from proxy.core.codec import LONGEST_TEXT, CodecError, decode, encode
 from proxy.core.config import SchedulerConfig
 from proxy.core.events import Arrived, EngineUp, Event
+from proxy.core.feedback import DelaySnapshot
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
 from proxy.core.stepmodel import OnlineStepModel, StepLoad, StepModelSnapshot
 from proxy.core.tiles import TileConfig
@@ -56,6 +57,9 @@ def of_type(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(of_type(arguments[0]), max_size=3).map(tuple)
     if hint is StepModelSnapshot:
         return st.integers(0, 3).map(trained)
+    if hint is DelaySnapshot:
+        pairs = st.tuples(st.floats(0, 0.25), st.floats(0, 0.25))
+        return st.builds(DelaySnapshot, pairs, pairs, st.tuples(st.floats(0, 1), st.floats(0, 1)))
     if hint is SchedulerConfig:  # not everything goes together in it
         weights = st.dictionaries(st.text(max_size=5), st.floats(0.1, 9.0), max_size=3)
         return st.builds(SchedulerConfig, max_wait_seconds=st.floats(0.001, 0.9), tenant_weights=weights)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.feedback import FeedbackDelay
+from proxy.core.feedback import DelaySnapshot, FeedbackDelay
 
 
 def catching_step(truth: float, steps: Sequence[float], phase: float, steps_ahead: int = 0) -> list[float]:
@@ -123,3 +123,48 @@ def test_an_engine_that_begins_to_schedule_ahead_is_noticed() -> None:
     assert delay.steps == 1
     learn_all(delay, 0.03)
     assert delay.steps == 0
+
+
+class TestSnapshot:
+    """What an earlier run has learnt of an engine's delay."""
+
+    def test_one_that_begins_with_it_believes_and_learns_the_same(self) -> None:
+        first = FeedbackDelay(0.005)
+        learn_all(first, 0.08, count=60, steps_ahead=1)
+        learnt = first.snapshot()
+        assert learnt is not None
+        second = FeedbackDelay(0.005)
+        second.restore(learnt)
+        for _ in range(2):
+            assert second.steps == first.steps == 1
+            assert (second.seconds, second.least_seconds) == (first.seconds, first.least_seconds)
+            assert second.snapshot() == first.snapshot()
+            learn_all(first, 0.05, count=30)
+            learn_all(second, 0.05, count=30)
+
+    def test_what_was_hardly_learnt_is_not_kept(self) -> None:
+        delay = FeedbackDelay(0.005)
+        learn_all(delay, 0.08, count=10)
+        assert delay.snapshot() is None
+
+    def test_a_beginning_above_all_that_is_learnt_can_be_kept(self) -> None:
+        delay = FeedbackDelay(5.0)
+        learn_all(delay, 0.02, count=20)
+        learnt = delay.snapshot()
+        assert learnt is not None
+        assert max(learnt.most_seconds) <= 0.3125
+
+    @pytest.mark.parametrize(
+        "figures",
+        [
+            ((0.0,), (0.0, 0.0), (0.0, 0.0)),
+            ((0.0, 0.0), (0.0, 0.0), (0.0, 0.0, 0.0)),
+            ((0.0, -0.1), (0.0, 0.0), (0.0, 0.0)),
+            ((0.0, 0.0), (0.0, 9.0), (0.0, 0.0)),
+            ((0.0, 0.0), (float("nan"), 0.0), (0.0, 0.0)),
+            ((0.0, 0.0), (0.0, 0.0), (0.0, 1.1)),
+        ],
+    )
+    def test_no_other_figures_can_be_one(self, figures: tuple[tuple[float, ...], ...]) -> None:
+        with pytest.raises(ValueError, match=r"delay|misses"):
+            DelaySnapshot(*figures)

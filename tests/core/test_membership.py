@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
-from builders import make_blocks
+from builders import make_blocks, make_limits
 from playbook import Play
 
-from proxy.core.events import Passed
+from proxy.core.events import EngineUp, Passed
+from proxy.core.feedback import DelaySnapshot
 
 TWO = ("e0", "e1")
 
@@ -151,3 +152,13 @@ class TestLoad:
         play.handle(Passed("e0", begins=False))
         play.handle(Passed("nobody", begins=True))
         assert [e.passing for e in play.scheduler.engines] == [0, 0]
+
+
+def test_an_engine_begins_with_the_delay_that_an_earlier_run_has_learnt() -> None:
+    play = Play()
+    far = DelaySnapshot((0.1, 0.04), (0.2, 0.05), (0.5, 0.1))
+    play.handle(EngineUp("e0", make_limits(), delay=far))
+    assert (play.engine().delay.steps, play.engine().delay.seconds) == (1, 0.05)
+    assert play.engine().delay.snapshot() == far
+    play.up()
+    assert play.engine().delay.snapshot() == far, "what it tells of itself later changes nothing"

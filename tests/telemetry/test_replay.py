@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from proxy.core.actions import Action
 from proxy.core.config import SchedulerConfig
-from proxy.core.events import Arrived, EngineReported
+from proxy.core.events import Arrived, EngineReported, EngineUp, Event
+from proxy.core.feedback import DelaySnapshot
 from proxy.core.ordering import first_come_first_served
 from proxy.core.policies import PolicyName, configure
 from proxy.core.recording import Record, RecordedScheduler
@@ -31,7 +33,24 @@ CLASSES = (
 )
 
 
-def records_of(config: SchedulerConfig, *, requests: int = 60, engines: int = 2, seed: int = 1) -> list[Record]:
+FAR = DelaySnapshot((0.1, 0.05), (0.2, 0.1), (0.5, 0.1))
+
+
+class Warm(RecordedScheduler):
+    """One whose engines begin with what an earlier run has learnt of their delay."""
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        return super().handle(replace(event, delay=FAR) if isinstance(event, EngineUp) else event, now)
+
+
+def records_of(
+    config: SchedulerConfig,
+    *,
+    requests: int = 60,
+    engines: int = 2,
+    seed: int = 1,
+    kind: type[RecordedScheduler] = RecordedScheduler,
+) -> list[Record]:
     """What a simulated proxy under pressure is told and decides."""
     drawn = draw_workload(
         sharegpt_like(500),
@@ -45,7 +64,7 @@ def records_of(config: SchedulerConfig, *, requests: int = 60, engines: int = 2,
     records: list[Record] = []
 
     def make(config: SchedulerConfig) -> RecordedScheduler:
-        return RecordedScheduler(config, records.append)
+        return kind(config, records.append)
 
     simulation = SimulationConfig(EngineConfig(PROFILES["rtx6000ada"]), engines, report_seconds=0.5)
     simulate(workload, simulation, config, make_scheduler=make)
@@ -103,6 +122,13 @@ def test_every_decision_is_reproduced(rules: str, tmp_path: Path) -> None:
     events = [record[1] for record in records]
     assert any(isinstance(event, EngineReported) for event in events)
     assert {event.request.tenant for event in events if isinstance(event, Arrived)} == {"one", "two", "three"}
+
+
+def test_what_an_earlier_run_has_learnt_is_part_of_the_log(tmp_path: Path, records: list[Record]) -> None:
+    warm = records_of(CONFIG, kind=Warm)
+    assert warm[2:] != records[2:], "it matters"
+    write(tmp_path / "log", warm)
+    assert replay(open_log(tmp_path / "log")).difference is None
 
 
 def test_a_decision_that_was_another_is_found_with_what_led_to_it(path: Path) -> None:

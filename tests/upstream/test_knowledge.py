@@ -26,6 +26,13 @@ def engine_that_saw(steps: int, seconds: float = 0.04, engine_id: str = "e0") ->
     return engine
 
 
+def engine_far_away(engine_id: str = "e0") -> EngineBelief:
+    engine = engine_that_saw(300, engine_id=engine_id)
+    for _ in range(50):
+        engine.delay.learn((0.12, 0.06, 0.0))
+    return engine
+
+
 async def kept(directory: Path, *engines: tuple[str, EngineBelief]) -> Knowledge:
     known = Knowledge.load(directory)
     assert known.learn(engines)
@@ -81,6 +88,26 @@ class TestKeeping:
         found = Knowledge.load(tmp_path / "new" / "place")
         assert found.recall("f") == engine.model.snapshot()
         assert found.recall("other") is None
+
+    async def test_so_is_its_delay(self, tmp_path: Path) -> None:
+        engine = engine_far_away()
+        await kept(tmp_path, ("f", engine), ("g", engine_that_saw(300, engine_id="e1")))
+        found = Knowledge.load(tmp_path)
+        assert found.recall_delay("f") == engine.delay.snapshot() is not None
+        assert found.recall_delay("g") is None, "nothing was learnt of it"
+        assert found.recall_delay("other") is None
+
+    async def test_a_file_from_before_delays_were_kept_is_as_good_as_ever(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        await kept(tmp_path, ("f", engine_far_away()))
+        told = json.loads((tmp_path / FILE_NAME).read_bytes())
+        del told["engines"]["f"]["delay"]
+        (tmp_path / FILE_NAME).write_text(json.dumps(told))
+        found = Knowledge.load(tmp_path)
+        assert found.recall("f") is not None
+        assert found.recall_delay("f") is None
+        assert warnings(caplog) == []
 
     async def test_only_its_owner_may_read_it_and_nothing_else_is_left(self, tmp_path: Path) -> None:
         await kept(tmp_path, ("f", engine_that_saw(300)))
@@ -249,3 +276,28 @@ async def test_a_model_with_errors_of_another_kind_is_not_used(errors: object, t
     told["engines"]["f"]["model"]["prompt_errors"] = errors
     (tmp_path / FILE_NAME).write_text(json.dumps(told))
     assert Knowledge.load(tmp_path).recall("f") is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"most_seconds": [0.1]},
+        {"most_seconds": [0.1, 9.0]},
+        {"most_seconds": ["much", None]},
+        {"most_seconds": 3},
+        {"misses": None},
+        {"type": "EngineLimits"},
+        {"type": "int", "value": "3"},
+        {"more": 1},
+    ],
+)
+async def test_a_delay_that_makes_no_sense_is_not_used_but_the_model_beside_it(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    await kept(tmp_path, ("f", engine_far_away()))
+    told = json.loads((tmp_path / FILE_NAME).read_bytes())
+    told["engines"]["f"]["delay"] |= change
+    (tmp_path / FILE_NAME).write_text(json.dumps(told))
+    found = Knowledge.load(tmp_path)
+    assert found.recall_delay("f") is None
+    assert found.recall("f") is not None

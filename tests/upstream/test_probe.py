@@ -340,6 +340,7 @@ class TestKnowledge:
         belief = make_engine(engine.url)
         for number in range(300):
             belief.model.observe(StepLoad(100 * (number % 5), number % 20, 0), 0.04)
+            belief.delay.learn((0.12, 0.06, 0.0))
         known.learn([(prober.probes[0].fingerprint, belief)])
         await known.save()
         return [(prober.probes[0].fingerprint, up.learnt is not None) for up in said if isinstance(up, EngineUp)]
@@ -372,7 +373,9 @@ class TestKnowledge:
             engine.metrics = (CACHE % (0, 1001)).encode()
             await prober.look(prober.probes[0])
             await prober.close()
-            assert [up.learnt is not None for up in said if isinstance(up, EngineUp)] == [True, False]
+            ups = [up for up in said if isinstance(up, EngineUp)]
+            assert [up.learnt is not None for up in ups] == [True, False]
+            assert [up.delay is not None for up in ups] == [True, False]
 
     async def test_another_engine_behind_the_same_address_does_not(self, tmp_path: Path) -> None:
         async with scripted_engine() as engine:
