@@ -24,7 +24,7 @@ Recognise a trace by its content and show what is in it: lengths, the rate over 
 of the prompts a prefix cache without limit would find, and conversations. Nothing is sent.
 
 Known: ShareGPT JSON, CSV of lengths (as the SLAI paper's), Azure 2023 and 2024, BurstGPT 1 and 3, Mooncake,
-Qwen-Bailian, ServeGen (a folder of clients, or one), and schedules written by run --write-schedule; gzipped or not.
+Qwen-Bailian, ServeGen (a folder of clients, or one), and schedules written by plan; gzipped or not.
 """
 
 _NOTES = """\

@@ -32,6 +32,7 @@ _MOST_AT_ONCE = 16
 _TIMER_SECONDS = 0.001
 
 _POLL_SECONDS = 0.5
+_WANTS_KEY = "GET /v1/models answered 401: put an API key into an environment variable and name it with --api-key-env"
 
 _SHOWN_GAPS = 32
 
@@ -283,6 +284,8 @@ async def wait_until_ready(
                 found, answer = await _first_model(session, url)
                 if found:
                     names[url] = answer
+                elif answer == _WANTS_KEY:  # waiting does not help
+                    raise NotReadyError(f"{url}: {answer}")
                 elif time.monotonic() + _POLL_SECONDS > give_up_at:
                     raise NotReadyError(f"{url} is not ready after {patience_seconds:g} s: {answer}")
                 else:
@@ -302,6 +305,8 @@ async def _first_model(session: aiohttp.ClientSession, url: str) -> tuple[bool, 
     """Return whether the server named a model, and its name or the reason."""
     try:
         async with session.get(f"{url}/v1/models") as response:
+            if response.status == 401:
+                return False, _WANTS_KEY
             if response.status != 200:
                 return False, f"GET /v1/models answered {response.status}"
             answer = await response.json(content_type=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -113,7 +114,12 @@ def _serve(arguments: Sequence[str]) -> int:
         print(f"slai-proxy: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"slai-proxy: cannot listen on {settings.host}:{settings.port}: {error.strerror}", file=sys.stderr)
+        # The debug port's error names its address.
+        address, flag = (
+            (error.filename, "--debug-port") if error.filename else (f"{settings.host}:{settings.port}", "--port")
+        )
+        hint = f"; choose another {flag}" if error.errno == errno.EADDRINUSE else ""
+        print(f"slai-proxy: cannot listen on {address}: {error.strerror}{hint}", file=sys.stderr)
         return 1
     return 0
 
@@ -158,6 +164,8 @@ def _check_config(arguments: Sequence[str]) -> int:
         return 2
     for line in advice(settings, sources):
         print(f"slai-proxy: {line}", file=sys.stderr)
+    if not settings.engines:
+        print("slai-proxy: no engines are given: serve would start simulated ones", file=sys.stderr)
     print("the settings hold")
     return 0
 

@@ -50,6 +50,10 @@ __all__ = ["ClassSettings", "ConfigError", "Settings", "TenantSettings", "advice
 ENVIRONMENT_PREFIX = "SLAI_"
 MAX_NAMED_TENANTS = 100
 _STATE_UNUSED = "--state-dir is not used for simulated engines of our own"
+_TILES_UNUSED = (
+    "--tiles has no effect on simulated engines of our own; to try it, start slai-proxy engine --ports 8101,8102"
+    " --token-budget 8192, and serve those that it names with its flags and --tiles"
+)
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False)]
@@ -392,7 +396,8 @@ def advice(settings: Settings, sources: Mapping[str, str]) -> list[str]:
     known = sources["token_budget"] != "default"  # noqa: S105 - no password
     told = (
         tile_advice(settings.token_budget) if known else None,
-        budget_advice(settings.token_budget) if settings.tiles else None,
+        budget_advice(settings.token_budget) if settings.tiles and settings.engines else None,
+        _TILES_UNUSED if settings.tiles and not settings.engines else None,
         None if settings.engines or settings.state_dir is None else _STATE_UNUSED,
     )
     return [line for line in told if line is not None]

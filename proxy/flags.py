@@ -21,6 +21,7 @@ Every flag is also an environment variable (--max-num-seqs is SLAI_MAX_NUM_SEQS)
 _VALUES = {
     "config": "FILE",
     "engines": "URL[,URL]",
+    "aliases": "NAME=MODEL[,..]",
     "host": "ADDRESS",
     "tls_cert": "FILE",
     "tls_key": "FILE",

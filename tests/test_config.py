@@ -191,10 +191,14 @@ class TestValues:
         assert advice(*load()) == []
 
     def test_a_budget_too_small_for_tiles_is_told(self) -> None:
-        (told,) = advice(*load("--tiles", "--token-budget", "512"))
+        (told,) = advice(*load("--tiles", "--token-budget", "512", "--engines", "http://a:1"))
         assert told.startswith("--tiles needs a token budget of 2048 or more: with 512 ")
-        assert advice(*load("--tiles")) == []
+        assert advice(*load("--tiles", "--engines", "http://a:1")) == []
         assert advice(*load("--token-budget", "512")) == []
+
+    def test_tiles_over_simulated_engines_of_our_own_are_told_to_be_of_no_use(self) -> None:
+        (told,) = advice(*load("--tiles"))
+        assert told.startswith("--tiles has no effect on simulated engines of our own; ")
 
     def test_a_state_directory_for_simulated_engines_is_told_to_be_of_no_use(self) -> None:
         text = "--state-dir is not used for simulated engines of our own"

@@ -192,7 +192,11 @@ class TestKeys:
 class TestCheckConfig:
     def test_settings_that_hold(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["check-config", "--port", "0"]) == 0
-        assert capsys.readouterr().out == "the settings hold\n"
+        told = capsys.readouterr()
+        assert told.out == "the settings hold\n"
+        assert told.err == "slai-proxy: no engines are given: serve would start simulated ones\n"
+        assert main(["check-config", "--port", "0", "--engines", "http://a:1"]) == 0
+        assert capsys.readouterr().err == ""
 
     def test_a_flag_that_there_is_not(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):

@@ -191,7 +191,10 @@ class Reloader:
             self.notifier.ready("the settings were read anew")
         self.settings, self.last_error = change.settings, None
         self.reloads["ok"] += 1
-        _log.info("settings read anew: %s", "; ".join(change.changed) or "none is another, files may be")
+        _log.info(
+            "settings read anew: %s",
+            "; ".join(change.changed) or "no setting is another, but a file that they name may be",
+        )
         if change.stays:
             _log.warning("these take effect only with a restart: %s", ", ".join(change.stays))
         return True

@@ -101,7 +101,7 @@ async def serve(settings: Settings, load: Callable[[], Settings] | None = None) 
         await site.start()
         tasks = Tasks()
         debugging = await _start_debugging(proxy, stack, tasks)
-        _greet(proxy, runner, debugging, limits)
+        _greet(proxy, runner, debugging, limits, simulated=simulated is not None)
         tasks.spawn(proxy.connections.run(), "connections")
         tasks.spawn(notifier.run(), "watchdog")
         if load is not None:
@@ -138,7 +138,7 @@ async def _start_debugging(proxy: Proxy, stack: AsyncExitStack, tasks: Tasks) ->
     try:
         await Site(runner, connections, settings.debug_host, settings.debug_port).start()
     except OSError as error:
-        raise OSError(error.errno, f"the debug port {settings.debug_port}: {error.strerror}") from None
+        raise OSError(error.errno, error.strerror, f"{settings.debug_host}:{settings.debug_port}") from None
     tasks.spawn(connections.run(), "debug connections")
     if proxy.debug_key is None and not debug.is_loopback(settings.debug_host):
         _log.warning(
@@ -149,7 +149,9 @@ async def _start_debugging(proxy: Proxy, stack: AsyncExitStack, tasks: Tasks) ->
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/debug"
 
 
-def _greet(proxy: Proxy, runner: web.AppRunner, debugging: str | None, limits: EngineLimits) -> None:
+def _greet(
+    proxy: Proxy, runner: web.AppRunner, debugging: str | None, limits: EngineLimits, *, simulated: bool
+) -> None:
     host, port, *_ = runner.addresses[0]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     url = f"{'http' if proxy.settings.tls_cert is None else 'https'}://{host}:{port}"
@@ -157,6 +159,7 @@ def _greet(proxy: Proxy, runner: web.AppRunner, debugging: str | None, limits: E
     up = sum(engine.up for engine in proxy.scheduler.engines)
     body = f'{{"model": "{models[0] if models else "MODEL"}", "stream": true, "max_tokens": 20, "prompt": "Hello"}}'
     engines = f"{up} of {len(proxy.scheduler.engines)} engines"
+    engines += " (simulated ones: no --engines are given)" if simulated else ""
     tiles = " with tiles" if proxy.settings.tiles else ""
     key = "-H 'Authorization: Bearer KEY' " if proxy.settings.needs_keys else ""
     rules = (
@@ -166,7 +169,11 @@ def _greet(proxy: Proxy, runner: web.AppRunner, debugging: str | None, limits: E
         f"slai-proxy listens on {url} and schedules for {engines}: {rules}\n"
         + "".join(f"  {e.id} {'up' if e.up else 'down'}\n" for e in proxy.scheduler.engines)
         + f"Try it:\n  curl -N {url}/v1/completions {key}-H 'Content-Type: application/json' -d '{body}'\n"
-        + (f"Debug: {debugging}/state and {debugging}/requests/ID\n" if debugging else "")
+        + (
+            f"Debug: {debugging}/state and {debugging}/requests/ID    Watch: {debugging[:-6]}/live\n"
+            if debugging
+            else ""
+        )
         + f"Metrics: {url}/metrics    Stop: Ctrl-C",
         file=sys.stderr,
         flush=True,

@@ -155,7 +155,9 @@ def _state(url: str) -> dict[str, Any]:
         answer.raise_for_status()
         state = answer.json()
     except (httpx.HTTPError, ValueError) as error:
-        reason = str(error) or type(error).__name__
+        reason = (str(error) or type(error).__name__).partition("\n")[
+            0
+        ]  # the next line is httpx's link to an encyclopedia
         raise LiveError(f"{url}{STATE_PATH}: {reason}; is it the proxy's --debug-port?") from None
     if not isinstance(state, dict):
         raise LiveError(f"{url}{STATE_PATH} does not answer with a proxy's state")

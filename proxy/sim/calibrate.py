@@ -32,6 +32,9 @@ _STREAM_TOKENS = 48
 _TIMEOUT = aiohttp.ClientTimeout(total=600, sock_read=120)
 
 
+NEEDS_SCIPY = "calibration needs scipy: pip install scipy (the extra 'analysis')"
+
+
 class CalibrationError(RuntimeError):
     """The engine cannot be measured; the message says why."""
 
@@ -83,7 +86,10 @@ async def facts_of(session: aiohttp.ClientSession, url: str) -> EngineFacts:
         async with session.get(f"{url}/metrics") as answer:
             text = await answer.text() if answer.status == 200 else ""
     except (aiohttp.ClientError, TimeoutError, LookupError, TypeError, ValueError) as error:
-        raise CalibrationError(f"{url} does not answer like an OpenAI server: {error!r}") from None
+        reason = f"{type(error).__name__} {error}".strip()
+        raise CalibrationError(
+            f"{url} does not answer like an OpenAI server ({reason}): --engine wants a base URL, without /v1"
+        ) from None
     found = re.search(r"vllm:cache_config_info\{([^}]*)\}", text)
     labels = dict(re.findall(r'(\w+)="([^"]*)"', found.group(1))) if found else {}
     blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
@@ -236,7 +242,7 @@ def fit(observations: Sequence[Observation]) -> Fit:
     try:
         from scipy.optimize import least_squares  # noqa: PLC0415 - an extra
     except ImportError:
-        raise CalibrationError("calibration needs scipy: pip install 'slai-proxy[analysis]'") from None
+        raise CalibrationError(NEEDS_SCIPY) from None
     if len(observations) < len(TERMS) + 1:
         raise CalibrationError(f"{len(observations)} measurements are too few for a step model")
     measured = np.array([o.seconds for o in observations])

@@ -7,6 +7,7 @@ import asyncio
 import os
 import sys
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from proxy.sim.argtypes import count
-from proxy.sim.calibrate import CalibrationError, EngineFacts, Fit, Observation, fit, measure
+from proxy.sim.calibrate import NEEDS_SCIPY, CalibrationError, EngineFacts, Fit, Observation, fit, measure
 from proxy.sim.profiles import Profile, write_profile
 
 _FINE, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
@@ -66,6 +67,9 @@ def run(args: argparse.Namespace) -> int:
     def tell(line: str) -> None:
         notes.print(Text(line), soft_wrap=True)
 
+    if find_spec("scipy") is None:  # told before the minutes of measuring, not after
+        tell(f"slai-proxy calibrate: {NEEDS_SCIPY}")
+        return _FAILED
     try:
         facts, observations = asyncio.run(
             measure(

@@ -182,10 +182,10 @@ class Prober:
         if not probe.up or up != probe.announced:
             if not probe.up:
                 _log.info(
-                    "engine %s is up: models %s, KV cache %s tokens",
+                    "engine %s is up: models %s, KV cache %s",
                     up.engine_id,
                     sorted(up.models),
-                    probe.cache.kv_tokens,
+                    "of unknown size" if probe.cache.kv_tokens is None else f"{probe.cache.kv_tokens} tokens",
                 )
                 if self._tiles and not up.limits.caches_prefixes:
                     _log.warning(

@@ -105,7 +105,7 @@ async def leaves_in_order(proxy: Process, client: aiohttp.ClientSession) -> None
 
 async def test_it_starts_does_what_it_prints_and_drains() -> None:
     async with serving(*FAST) as proxy, aiohttp.ClientSession() as client:
-        rules = "2 of 2 engines: policy spf, token budget 512, 128 sequences"  # of the simulated ones
+        rules = "2 of 2 engines (simulated ones: no --engines are given): policy spf, token budget 512, 128 sequences"
         assert any(line.endswith(rules) for line in proxy.said)
         # The printed line, as it stands.
         name, no_buffering, url, header_flag, header, data_flag, body = proxy.curl
@@ -134,7 +134,13 @@ async def test_it_starts_does_what_it_prints_and_drains() -> None:
         assert await other.wait() == 1
         (line,) = said
         assert line.startswith(f"slai-proxy: cannot listen on 127.0.0.1:{port}: ")
-        assert line.endswith("address already in use")
+        assert line.endswith("address already in use; choose another --port")
+        other = await spawn("serve", "--port", "0", "--debug-port", port, "--log-level", "error", *FAST)
+        assert other.stderr is not None
+        (line,) = (await other.stderr.read()).decode().splitlines()
+        assert await other.wait() == 1
+        assert line.startswith(f"slai-proxy: cannot listen on 127.0.0.1:{port}: ")
+        assert line.endswith("address already in use; choose another --debug-port")
 
         # A stream in flight ends by itself after SIGTERM; what comes later is served as long as a load balancer may not
         # have seen that the proxy is not ready, and then refused.
@@ -269,6 +275,8 @@ async def test_debugging_and_the_decision_log_of_a_whole_life(tmp_path: Path) ->
         async with client.post(url, data=body_of(proxy, 20), headers=headers) as response:
             assert response.status == 200
             await response.read()
+        async with client.get(line.split()[-1]) as response:
+            assert (response.status, response.content_type) == (200, "text/html")
         async with client.get(debug) as response:
             assert len((await response.json())["engines"]) == 2
         async with client.get(debug.replace("/state", "/requests/mine")) as response:

@@ -138,6 +138,12 @@ async def test_a_server_that_starts_is_waited_for(upstream: Upstream, monkeypatc
     assert told == [f"{upstream.url}: GET /v1/models answered 503"]
 
 
+async def test_a_server_that_wants_a_key_is_not_waited_for(upstream: Upstream) -> None:
+    upstream.models = lambda: web.Response(status=401)
+    with pytest.raises(NotReadyError, match=r"answered 401.*--api-key-env"):
+        await wait_until_ready([upstream.url], patience_seconds=1e9)
+
+
 async def test_a_server_that_is_down_is_named(upstream: Upstream) -> None:
     down = f"http://127.0.0.1:{unused_port()}"
     with pytest.raises(NotReadyError, match=rf"{down} is not ready after 0\.1 s: cannot connect"):

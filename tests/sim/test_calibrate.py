@@ -76,6 +76,15 @@ def test_an_engine_that_does_not_answer(capsys: pytest.CaptureFixture[str], tmp_
     assert "does not answer like an OpenAI server" in capsys.readouterr().err
 
 
+def test_without_scipy_nothing_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.sim.calibrate_command.find_spec", lambda _: None)
+    assert main(["calibrate", "--engine", "http://127.0.0.1:9"]) == 1
+    assert (
+        capsys.readouterr().err.strip()
+        == "slai-proxy calibrate: calibration needs scipy: pip install scipy (the extra 'analysis')"
+    )
+
+
 def test_the_command_writes_a_profile_that_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
