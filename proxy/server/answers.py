@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 
 from proxy.wire.errors import ANTHROPIC_PATH
@@ -38,6 +38,15 @@ async def leave_untyped(request: web.Request, response: web.StreamResponse) -> N
     """Take out the Content-Type that aiohttp has made up, just before a head is sent."""
     if UNTYPED in request:
         response.headers.popall("Content-Type", None)
+
+
+async def end_by_closing(request: web.Request, response: web.StreamResponse) -> None:
+    """Close the connection after an answer whose end nothing else tells: HTTP/1.0 has no chunks.
+
+    aiohttp does not say that it stays open then, but leaves it open for a client that asked for it.
+    """
+    if request.version < HttpVersion11 and response.content_length is None:
+        response.force_close()
 
 
 async def start(request: web.Request, response: web.StreamResponse) -> None:

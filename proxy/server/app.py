@@ -20,7 +20,7 @@ from proxy.core.recording import RecordedScheduler
 from proxy.core.request import RejectReason
 from proxy.core.scheduler import Scheduler
 from proxy.server.access import CALLER, Access, admit, guard
-from proxy.server.answers import STARTED, error_response, leave_untyped
+from proxy.server.answers import STARTED, end_by_closing, error_response, leave_untyped
 from proxy.server.bodies import limit_bodies
 from proxy.server.connections import Connections, limit_connections, note_requests
 from proxy.server.driver import Driver
@@ -201,7 +201,7 @@ def create_app(
         await asyncio.to_thread(_close_telemetry, metrics, tracing)  # exporters flush, and wait for it
 
     app.cleanup_ctx.append(life)
-    app.on_response_prepare.extend((_close_when_draining, leave_untyped))
+    app.on_response_prepare.extend((_close_when_draining, leave_untyped, end_by_closing))
     _route(app)
     return app
 

@@ -408,3 +408,15 @@ async def test_requests_in_a_row_on_one_connection_are_answered_in_order() -> No
         assert answer.count(b"HTTP/1.1 200 OK") == 5
         assert sorted(bodies, key=answer.index) == bodies
         assert proxy.outcomes() == {"completed": 5}
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/embeddings"])
+async def test_http_1_0_sees_the_end_of_what_has_no_length_although_it_would_keep_the_connection(path: str) -> None:
+    async def script(call: Call) -> None:
+        await call.stream(token("a"), DONE)
+
+    async with scripted_engine(script) as engine, live_proxy(engine) as proxy:
+        request = f"POST {path} HTTP/1.0\r\nHost: proxy\r\nConnection: keep-alive\r\nContent-Length: {len(STREAMED)}"
+        answer = await asyncio.wait_for(exchange(proxy, request.encode() + b"\r\n\r\n" + STREAMED), 3)
+        assert b"Transfer-Encoding" not in answer
+        assert answer.endswith(b"\r\n\r\n" + token("a") + DONE)
