@@ -349,11 +349,10 @@ class Generator:
             observe(data, now())
             return keeps_up
 
-        try:
-            await upstream.pump(relay if remover is None else relay_without_usage, downstream.drain)
-        finally:
-            if remover is not None and (rest := remover.end()):
-                write(rest)
+        await upstream.pump(relay if remover is None else relay_without_usage, downstream.drain)
+        # Of a stream that was cut, the part of an event that is held back goes with it: the error takes its place.
+        if remover is not None and (rest := remover.end()):
+            write(rest)
 
     async def _tell_cut(
         self, request: web.Request, response: web.StreamResponse, meter: StreamMeter | None, frame: bytes

@@ -51,15 +51,19 @@ async def test_a_report_cut_anywhere_and_a_stream_that_breaks_off_in_it() -> Non
             engine.script = lambda call, at=at: call.stream(token("a"), report[:at], report[at:] + DONE)  # type: ignore[misc]
             assert (await proxy.fetch(CHAT, b'{"model":"m","messages":[],"stream":true}'))[1] == token("a") + DONE
 
-        async def breaks_off(call: Call) -> None:
-            await call.begin()
-            await call.write(token("a") + report[:20])
-            call.close()
+        for at in (1, 20, len(report) - 2, len(report) - 1, len(report)):
 
-        engine.script = breaks_off
-        _, body = await proxy.fetch(body=STREAMED)
-        assert body.startswith(token("a") + report[:20] + b"\n\n" + b"data: ")
-        assert json.loads(body.split(b"data: ")[-1])["error"]["code"] == "upstream_error"
+            async def breaks_off(call: Call, at: int = at) -> None:
+                await call.begin()
+                await call.write(token("a") + report[:at])
+                call.close()
+
+            engine.script = breaks_off
+            _, body = await proxy.fetch(body=STREAMED)
+            # Half a report would be an event that cannot be read, and a whole one is not for this client.
+            first, told = (part for part in body.split(b"\n\n") if part.strip())
+            assert first + b"\n\n" == token("a")
+            assert json.loads(told.strip().removeprefix(b"data: "))["error"]["code"] == "upstream_error"
 
 
 async def test_a_stream_of_stated_length_becomes_one_in_chunks() -> None:

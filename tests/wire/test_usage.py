@@ -74,6 +74,13 @@ def test_where_there_is_none_nothing_changes(stream: bytes, sizes: list[int]) ->
     assert (passed, remover.removed) == (stream, 0)
 
 
+@pytest.mark.parametrize("report", REPORTS)
+@pytest.mark.parametrize("size", [1, 100])
+def test_a_report_that_ends_the_stream_without_its_blank_line_is_one(report: bytes, size: int) -> None:
+    passed, remover = fed(OTHERS[0] + report.rstrip(), [size])
+    assert (passed.rstrip(), remover.removed) == (OTHERS[0].rstrip(), 1)
+
+
 def test_whole_events_are_not_held_back() -> None:
     remover = UsageRemover()
     for event in OTHERS:
