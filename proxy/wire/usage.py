@@ -91,9 +91,12 @@ class UsageRemover:
         passed: list[bytes] = []
         start = 0
         for end in _EVENT_END.finditer(stream):
+            self._removed_after_cr = False
             passed.append(self._without_report(stream[start : end.end()]))
             start = end.end()
         self._held = stream[start:]
+        if self._held:
+            self._removed_after_cr = False  # what follows has begun, and not with an LF
         if self._too_long or len(self._held) > self._max_event_bytes:
             self._too_long = True
             head = self._held.rstrip(_LINE_END_BYTES)

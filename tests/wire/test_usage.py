@@ -52,6 +52,8 @@ def fed(stream: bytes, sizes: list[int], **more: int) -> tuple[bytes, UsageRemov
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=6),
 )
 @example(before=b"", report=REPORTS[2], after=b"", sizes=[1])
+@example(before=b": ping\n\n", report=REPORTS[2], after=b": ping\n\n", sizes=[17, 22])
+@example(before=b": ping\n\n", report=REPORTS[2], after=b": ping\n\n", sizes=[98, 1])
 @example(before=b"", report=REPORTS[1], after=OTHERS[-1], sizes=[len(REPORTS[1]) - 1, 1])
 def test_the_report_is_taken_out_and_not_a_byte_more(
     before: bytes, report: bytes, after: bytes, sizes: list[int]
