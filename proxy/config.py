@@ -34,7 +34,7 @@ from proxy.core.rad import tile_advice
 from proxy.core.request import RequestClass
 from proxy.core.tiles import TileConfig, budget_advice
 from proxy.flags import read_flags
-from proxy.keys import KeyTable, read_keys
+from proxy.keys import KeySettings, KeyTable, read_keys
 from proxy.mistakes import example, explain, suggestion
 from proxy.sim.profiles import checked_profile
 from proxy.upstream.sources import check_entry
@@ -81,6 +81,13 @@ class TenantSettings(BaseModel):
 
     weight: Positive = 1.0
     key_sha256: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = ()
+
+
+_ENTRIES = {
+    "classes": ClassSettings.model_fields,
+    "tenants": TenantSettings.model_fields,
+    "keys": KeySettings.model_fields,
+}
 
 
 class Settings(BaseSettings):
@@ -430,7 +437,7 @@ def load_settings(arguments: Sequence[str], program: str, what: str = "") -> tup
     try:
         return Settings(**values), sources
     except ValidationError as error:
-        raise ConfigError(explain(error, sources, file.line, Settings.model_fields)) from None
+        raise ConfigError(explain(error, sources, file.line, Settings.model_fields, _ENTRIES)) from None
 
 
 def _environment_keys() -> list[str]:

@@ -40,6 +40,17 @@ _VALUES = {
     "state_dir": "DIR",
     "otlp_endpoint": "URL",
 }
+# Where a section of the help begins: the settings are declared in this order, and a new one falls into its neighbours'.
+SECTIONS = {
+    "engines": "engines, and where they are found",
+    "host": "addresses, TLS and the engines' keys",
+    "token_budget": "the engines' own limits, as they were started with",
+    "policy": "order, queue and release",
+    "classes": "classes, tenants and API keys",
+    "max_body_bytes": "limits on clients, and time limits",
+    "decision_log": "logs, debugging and traces",
+    "sim_engines": "simulated engines, where no --engines are given",
+}
 _UNITS = ("seconds", "tokens", "bytes", "port")
 
 
@@ -63,16 +74,19 @@ def read_flags(
     parser = _Parser(
         prog=program, usage=f"{program} [FLAG ...]", description=f"{what} {_DESCRIPTION}", allow_abbrev=False
     )
+    section: argparse._ActionsContainer = parser
     for name, field in settings.model_fields.items():
+        if name in SECTIONS:
+            section = parser.add_argument_group(SECTIONS[name])
         flag, explained = f"--{name.replace('_', '-')}", _explained(field).replace("%", "%%")
         if field.annotation is bool:
-            parser.add_argument(
+            section.add_argument(
                 flag, dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=explained
             )
         else:
             action = "append" if name in repeatable else "store"
             value = _value(name, field.annotation)
-            parser.add_argument(
+            section.add_argument(
                 flag, dest=name, action=action, default=argparse.SUPPRESS, metavar=value, help=explained
             )
     return vars(parser.parse_args(arguments))

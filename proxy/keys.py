@@ -66,7 +66,9 @@ def read_keys(inline: Mapping[str, KeySettings], path: Path | None, classes: Map
         try:
             from_file = _TABLE.validate_python(file.values)
         except ValidationError as error:
-            raise ConfigError(explain(error, where, file.line)) from None
+            raise ConfigError(
+                explain(error, where, file.line, (), dict.fromkeys(where, KeySettings.model_fields))
+            ) from None
         if both := sorted(table.keys() & from_file.keys()):
             raise ConfigError(f"keys: {both[0]} is in {path} and in the settings")
         table |= from_file

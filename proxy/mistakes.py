@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -30,11 +31,12 @@ def explain(
     sources: Mapping[str, str],
     line_of: Callable[[tuple[str, ...]], int | None] = lambda _: None,
     known: Iterable[str] = (),
+    entries: Mapping[str, Iterable[str]] = MappingProxyType({}),
 ) -> str:
     """Return a line for every mistake.
 
     ``sources`` tells where each key was set, ``line_of`` in which line of a file, and ``known`` which settings there
-    are.
+    are, ``entries`` which ones each entry of a table has, by the table's name.
     """
     lines = []
     for problem in error.errors(include_url=False):
@@ -45,7 +47,9 @@ def explain(
         where = sources.get(path[0], "")
         if where.startswith("file ") and (line := line_of(path)) is not None:
             where += f", line {line}"
-        hint = suggestion(path[-1], known) if problem["type"] == "extra_forbidden" and len(path) == 1 else ""
+        # Of a table's entry (classes.NAME.setting) the names are those that the table's entries have.
+        names = known if len(path) == 1 else entries.get(path[0], ())
+        hint = suggestion(path[-1], names) if problem["type"] == "extra_forbidden" else ""
         lines.append(f"{'.'.join(path)}{f' ({where})' if where else ''}: {_message(problem)}{hint}")
     return "\n".join(lines)
 

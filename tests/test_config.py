@@ -14,6 +14,7 @@ from proxy.core.limits import CacheConfig, EngineLimits
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
 from proxy.core.policies import PolicyName
 from proxy.core.request import RequestClass
+from proxy.flags import SECTIONS
 
 
 @pytest.fixture(autouse=True)
@@ -308,6 +309,9 @@ class TestMistakes:
             ("tokenbudget: 1", ("line 1", "no such setting; did you mean token_budget?")),
             ("host: a\nport: 1\nport: 2", ("line 3: port is there already, in line 2",)),
             ("classes:\n  a: {}\n  b: {}\n  a: {}", ("line 4: classes.a is there already, in line 2",)),
+            ("classes:\n  a: {tbt_second: 1}", ("line 2", "no such setting; did you mean tbt_seconds?")),
+            ("tenants:\n  a: {wieght: 1}", ("no such setting; did you mean weight?",)),
+            ("keys:\n  a: {sha265: b}", ("no such setting; did you mean sha256?",)),
             ("classes:\n  relaxed:\n    tbt: 1", ("classes.relaxed.tbt (file ", "line 3)")),
             ("engines:\n- http://a\n- ftp://b", ("engines (file ", "line 1)")),
             ("port: 1\na: &a [*a]", ("no such setting",)),
@@ -381,6 +385,11 @@ class TestHelp:
         text = self.text(capsys)
         found = re.findall(r"factory|lambda|None|True|False|Path|\b(?:str|int|float|dict|tuple)\b|\(\)|KEY", text)
         assert found == []
+
+    def test_it_has_sections_in_order(self, capsys: pytest.CaptureFixture[str]) -> None:
+        text = self.text(capsys)
+        places = [text.index(f" {title}: --{first.replace('_', '-')}") for first, title in SECTIONS.items()]
+        assert places == sorted(places)
 
     def test_values_and_defaults_are_named(self, capsys: pytest.CaptureFixture[str]) -> None:
         text = self.text(capsys)

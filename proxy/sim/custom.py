@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxy.core.config import SchedulerConfig
@@ -30,6 +31,8 @@ def load(spec: str) -> Any:
         sys.path.insert(0, "")
     try:
         return getattr(import_module(module_name), attribute)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{spec}: {error}; modules of the working directory, {Path.cwd()}, are found") from error
     except (ImportError, AttributeError) as error:
         raise ValueError(f"--policy {spec}: {error}") from error
     except Exception as error:  # whatever their module does when it is imported
