@@ -224,14 +224,13 @@ class SimulatedEngine:
 
 
 def _load(batch: Batch) -> StepLoad:
-    decodes = kv_tokens = prefill_tokens = prefills = 0
+    kv_tokens = prefill_tokens = prefills = 0
     attention = 0.0
     for sequence, tokens in batch:
         if sequence.decoding:
-            decodes += 1
             kv_tokens += sequence.computed
         else:
             prefills += 1
             prefill_tokens += tokens
             attention += tokens * (sequence.computed + tokens / 2)
-    return StepLoad(prefill_tokens, decodes, kv_tokens, attention, prefills)
+    return StepLoad(prefill_tokens, len(batch) - prefills, kv_tokens, attention, prefills)

@@ -29,6 +29,7 @@ class Sequence:
         "computed",
         "content",
         "decoding",
+        "due",
         "from_cache",
         "hashes",
         "id",
@@ -68,6 +69,7 @@ class Sequence:
         self.left = output_tokens  # tokens still to make
         self.blocks = 0
         self.decoding = False  # its prefill is done; false again after a preemption
+        self.due = 0.0  # for schedulers that know deadlines: when it is to be in a step at the latest
         self.alive = True
         self.token = Produced(sequence_id, finished=False)  # what all of its steps but the last make: built once
 

@@ -14,7 +14,7 @@ from proxy.sim.paper.plan import Size, Task, perform, tasks, workloads
 from proxy.sim.records import RequestRecord
 from proxy.sim.workload import draw_workload, sharegpt_like
 
-SMALL = Size((1.0, 2.5), (1,), 40, 20)
+SMALL = Size((1.0, 2.5), (1,), 40, 20, (11,))
 
 
 @pytest.fixture
@@ -34,6 +34,9 @@ def test_it_simulates_writes_and_goes_on_where_it_was(tmp_path: Path, capsys: py
     assert "Capacity **+26 %** in the paper" in page
     assert "| SLAI, SPF, dynamic offset |" in page
     assert "| h100 | long prompts |" in page
+    fresh = page.split("### Seeds that nothing was chosen on")[1].split("##")[0]
+    assert "seeds 11, at 1.7 requests" in fresh
+    assert "| ours: deadline (in the engine) |" in fresh
     (kept,) = (tmp_path / "cache").iterdir()
     lines = kept.read_text().splitlines()
     kept.write_text("\n".join(lines[:5]) + "\n" + lines[5][:50])  # as if stopped in the middle of a line

@@ -98,7 +98,7 @@ def test_the_offset_is_set_by_how_full_the_cache_is_when_the_step_ends() -> None
         engine.add("stream", 161, 5, tbt_seconds=10.0)
         step(engine)
         step(engine)
-        (time,) = engine._scheduler._last_schedulable.values()  # type: ignore[attr-defined]
+        (time,) = (stream.due for stream in engine._scheduler._streams.values())  # type: ignore[attr-defined]
         early.append(0.161 + 10.0 - time)
     mean = 0.161 / 2
     assert early == [pytest.approx(5 * mean), pytest.approx(10 * mean)]

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from proxy.sim import kvcache
 from proxy.sim.bound import Limits, Needs, bound
 from proxy.sim.engine import EngineConfig, SimulatedEngine
 from proxy.sim.fleet import TimedEngine
@@ -22,6 +23,7 @@ from proxy.sim.policies import PolicyOptions, find_policy
 from proxy.sim.profiles import PROFILES, Jitter, Profile, StepModel
 from proxy.sim.records import summarise
 from proxy.sim.schedulers import EngineSchedulerName
+from proxy.sim.schedulers.deadline import DeadlineScheduler
 from proxy.sim.simulator import SimulationConfig, simulate
 from proxy.sim.workload import Lengths, Trace, draw_workload, sharegpt_like
 
@@ -278,6 +280,29 @@ def test_two_runs_with_one_seed_are_one(scheduler: EngineSchedulerName, seed: in
     assert (first.steps, first.preemptions) == (second.steps, second.preemptions)
     assert [r.gaps for r in first.records] == [r.gaps for r in second.records]
     assert summarise(first.records) == summarise(second.records)
+
+
+class AskedOneByOne(DeadlineScheduler):
+    """Asks of every stream by itself whether the step has time for it."""
+
+    def _split(self, streams: list[kvcache.Sequence]) -> tuple[list[kvcache.Sequence], list[kvcache.Sequence]]:
+        return [], streams
+
+    def _none_in_time(self, streams: list[kvcache.Sequence]) -> bool:
+        del streams
+        return False
+
+
+@pytest.mark.parametrize(("seed", "rate", "kv_tokens"), [(1, 2.5, 40_000), (2, 1.8, 235_728), (3, 4.0, 100_000)])
+def test_the_short_cuts_of_deadline_change_nothing(seed: int, rate: float, kv_tokens: int) -> None:
+    requests = draw_workload(TRACE, rate=rate, requests=80, seed=seed)
+    profile = replace(PROFILES["rtx6000ada"], kv_tokens=kv_tokens)
+    runs = [
+        simulate(requests, SimulationConfig(EngineConfig(profile, 2048, scheduler=scheduler)), None)
+        for scheduler in (DeadlineScheduler, AskedOneByOne)
+    ]
+    assert runs[0].steps == runs[1].steps
+    assert [r.gaps for r in runs[0].records] == [r.gaps for r in runs[1].records]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from proxy.sim.paper.plan import (
     BASELINE,
     BOUND_POLICIES,
     BOUND_PROFILES,
+    FRESH_POLICIES,
+    FRESH_RATE,
     MEASURED_AS_THE_PAPER_DOES,
     POLICIES,
     bound_of,
@@ -39,6 +41,7 @@ def write(out: Path, runs: Runs, size: Size, traces: tuple[Trace, Trace | None],
         _head(size, trace, complete=complete),
         _headline(runs),
         _latency(runs),
+        _fresh(runs),
         _definitions(runs),
         _shares(runs, trace, azure),
         _FIGURES,
@@ -142,6 +145,26 @@ def _latency(runs: Runs) -> list[str]:
     return lines
 
 
+def _fresh(runs: Runs) -> list[str]:
+    fresh = [run for run in runs if run["key"].startswith("fresh ")]
+    if not fresh:
+        return []
+    lines = [
+        "### Seeds that nothing was chosen on",
+        "",
+        "The defaults of `deadline` (its margin, its longest step) were chosen on the seeds above. "
+        f"On seeds {', '.join(map(str, sorted({run['seed'] for run in fresh})))}, at {FRESH_RATE:g} requests per second:",
+        "",
+        "| policy | TTFT p50 | p99 | TBT paying | free | done/s | preempted |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for policy in FRESH_POLICIES:
+        rows = [run for run in fresh if run["policy"] == policy]
+        if rows:
+            lines.append(f"| {label(policy)} | {' | '.join(_cells(rows))} |")
+    return [*lines, ""]
+
+
 def _cells(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield _range([r["ttft_s"]["p50"] for r in rows])
     yield _number([r["ttft_s"]["p99"] for r in rows], 1)
@@ -191,7 +214,7 @@ def _shares(runs: Runs, trace: Trace, azure: Trace | None) -> list[str]:
         "",
         "What policies complete per second when offered 15 % more than the bound, as a share of it (`slai-proxy bound "
         "--simulate`; runs of 600 requests, whose last streams end with the engine half empty: some percent are theirs). RTX 6000 "
-        "Ada with budget 512 and 128 sequences, the others with 2,048 and 256; `deadline` with 2,048.",
+        "Ada with budget 512 and 128 sequences, the others with 2,048 and 256; `deadline` with 2,048 and `tiles` with 8,192, against the bound of that.",
         "",
         "| GPU | requests | bound (1/s) | binds | " + " | ".join(label(p) for p in BOUND_POLICIES) + " |",
         "|---|---|---|---|" + "---|" * len(BOUND_POLICIES),

@@ -40,8 +40,11 @@ POLICIES = (
 )
 MEASURED_AS_THE_PAPER_DOES = (BASELINE, "sarathi-spf", "slai-engine")
 """Run with its arrivals, too."""
-BOUND_POLICIES = ("fcfs", "sarathi-spf", "gate", "slai-engine", "deadline", "rad-engine")
+BOUND_POLICIES = ("fcfs", "sarathi-spf", "gate", "tiles", "slai-engine", "deadline", "rad-engine")
 BOUND_PROFILES = ("rtx6000ada", "a100", "h100")
+FRESH_POLICIES = (BASELINE, "slai-engine", "deadline")
+"""Run on seeds that no default was chosen on, too."""
+FRESH_RATE = 1.7
 TTFT_P50_SECONDS = 0.5
 _TIME_LIMIT_SECONDS = 2100.0
 """After which the paper's benchmark stops; requests that are not done then are left out of its figures."""
@@ -56,9 +59,10 @@ class Size:
     seeds: tuple[int, ...]
     requests: int
     bound_requests: int
+    fresh_seeds: tuple[int, ...] = ()
 
 
-FULL = Size((1.0, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8), (1, 2, 3), 1200, 600)
+FULL = Size((1.0, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8), (1, 2, 3), 1200, 600, (11, 12, 13))
 QUICK = Size((1.2, 1.4, 1.5, 1.6, 1.7), (1,), 1200, 600)
 """All of it is part of the full size: nothing is simulated twice."""
 
@@ -93,6 +97,10 @@ def tasks(size: Size, trace: Trace, azure: Trace | None) -> Iterator[Task]:
                 rate = round(1.15 * bound_of(lengths, profile, policy)[0], 3)
                 key = f"bound {profile} {name} {lengths.name} {policy} {rate} {size.bound_requests}"
                 yield Task(key, policy, lengths, rate, 1, size.bound_requests, arrivals, profile)
+    for seed in size.fresh_seeds:
+        for policy in FRESH_POLICIES:
+            key = f"fresh {trace.name} {policy} {FRESH_RATE} {seed} {size.requests}"
+            yield Task(key, policy, trace, FRESH_RATE, seed, size.requests, "poisson")
 
 
 def _paper_task(trace: Trace, policy: str, rate: float, seed: int, size: Size, *, arrivals: str = "poisson") -> Task:

@@ -37,7 +37,7 @@ def label(policy: str) -> str:
 
 def of_paper(runs: Runs, arrivals: str = "poisson") -> list[dict[str, Any]]:
     """Those of the paper's evaluation."""
-    return [run for run in runs if not run["key"].startswith("bound ") and run["arrivals"] == arrivals]
+    return [run for run in runs if not run["key"].startswith(("bound ", "fresh ")) and run["arrivals"] == arrivals]
 
 
 def ttft(runs: Runs, policy: str, rate: float, percentile: str = "p50", arrivals: str = "poisson") -> list[float]:

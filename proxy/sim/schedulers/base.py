@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 from sortedcontainers import SortedKeyList
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 Batch = list[tuple["Sequence", int]]
 """Sequences of a step, each with how many of its tokens the step works on."""
+DUE = attrgetter("due")
+"""A sequence's, to sort by."""
 
 
 class EngineScheduler(Protocol):

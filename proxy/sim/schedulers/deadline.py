@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from proxy.sim.schedulers.base import DUE
 from proxy.sim.schedulers.sarathi import ShortestRemainingFirst
 
 if TYPE_CHECKING:
     from proxy.sim.engine import EngineConfig
     from proxy.sim.kvcache import KvCache, Sequence
     from proxy.sim.schedulers.base import Batch
+
+_ROUNDING = 1e-9
+"""Seconds, by far more than floating-point sums in another order differ by."""
 
 
 class DeadlineScheduler(ShortestRemainingFirst):
@@ -30,7 +36,7 @@ class DeadlineScheduler(ShortestRemainingFirst):
     def __init__(self, config: EngineConfig, kv: KvCache) -> None:
         super().__init__(config, kv)
         self._model = config.profile.step
-        self._due: dict[str, float] = {}  # when each stream's next token is
+        self._streams: dict[str, Sequence] = {}  # whose next token is ``due``
         self._limit = 0.0  # how long the step being composed may last
         self._attention = 0.0
         self._kv_tokens = 0
@@ -39,33 +45,28 @@ class DeadlineScheduler(ShortestRemainingFirst):
 
     def remove(self, sequence: Sequence) -> None:
         super().remove(sequence)
-        self._due.pop(sequence.id, None)
+        self._streams.pop(sequence.id, None)
 
     def choose(self) -> Batch:
         self.admitted, preempted = [], self.preemptions
         self._attention, self._kv_tokens, self._decodes, self._prompt_tokens = 0.0, 0, 0, 0
         batch: Batch = []
-        streams = sorted(self._due, key=self._due.__getitem__)
+        streams = sorted(self._streams.values(), key=DUE)
         critical = self._critical(streams)
-        for sequence_id in streams[:critical]:
-            if sequence_id in self.running:
-                self.decode(self.running[sequence_id], batch)
-        budget = self.config.token_budget - self._decodes
+        budget = self._decode(streams[:critical], batch, self.config.token_budget)
         if self._in_time(0, 1):
             budget = self.fill(batch, budget, may_admit=self.preemptions == preempted)
-        nothing_else = not batch
-        for sequence_id in streams[critical:]:
-            sequence = self.running.get(sequence_id)
-            if sequence is None or budget <= 0 or not (nothing_else or self._fits_in_time(sequence)):
-                continue
-            budget -= self.decode(sequence, batch)
+        others = streams[critical:]
+        if not batch:  # nothing else to do, and budget for all of them
+            self._decode(others, batch, budget)
+            return batch
+        sure, rest = self._split(others)
+        budget = self._decode(sure, batch, budget, may_preempt=False)
+        if rest and not self._none_in_time(rest):
+            for sequence in rest:
+                if self._seconds_with(1, sequence.computed) <= self._limit:
+                    budget = self._decode([sequence], batch, budget, may_preempt=False)
         return batch
-
-    def decode(self, sequence: Sequence, batch: Batch) -> int:
-        done = super().decode(sequence, batch)
-        self._decodes += done
-        self._kv_tokens += done * sequence.computed
-        return done
 
     def prefill(self, sequence: Sequence, batch: Batch, budget: int) -> int:
         computed = sequence.computed
@@ -76,28 +77,68 @@ class DeadlineScheduler(ShortestRemainingFirst):
 
     def on_step_end(self, batch: Batch, seconds: float) -> None:
         super().on_step_end(batch, seconds)
+        clock, default, margin = self.clock, self._DEFAULT_TBT_SECONDS, self.MARGIN_SECONDS
+        begins = len(self.running) > len(self._streams)  # perhaps
         for sequence, _ in batch:
-            if sequence.alive and sequence.decoding:
-                tbt = self._DEFAULT_TBT_SECONDS if sequence.tbt_seconds is None else sequence.tbt_seconds
-                self._due[sequence.id] = self.clock + tbt - self.MARGIN_SECONDS
+            if sequence.decoding and sequence.alive:
+                if begins:
+                    self._streams[sequence.id] = sequence
+                tbt = sequence.tbt_seconds
+                sequence.due = clock + (default if tbt is None else tbt) - margin
 
-    def _critical(self, streams: list[str]) -> int:
+    def prefills(self) -> list[Sequence]:
+        return super().prefills() if len(self.running) > len(self._streams) else []
+
+    def _decode(self, streams: list[Sequence], batch: Batch, budget: int, *, may_preempt: bool = True) -> int:
+        """Add the next tokens of these, as far as the budget goes; return what is left of it."""
+        size, kv, running = self.kv.block_size, self.kv, self.running
+        left = budget
+        for sequence in streams:
+            if left <= 0:
+                break
+            if sequence.computed < sequence.blocks * size:  # a short cut of what ``decode`` does
+                batch.append((sequence, 1))
+            elif sequence.id not in running or not (may_preempt or kv.free) or not self.decode(sequence, batch):
+                continue  # it has no KV cache, or gets no more
+            left -= 1
+            self._kv_tokens += sequence.computed
+        self._decodes += budget - left
+        return left
+
+    def _critical(self, streams: list[Sequence]) -> int:
         """Set how long the step may last; return how many streams must be in it, of all in the order of due times."""
         kv = self.kv
-        least = self._seconds(0, 0, len(streams), sum(self.running[s].computed for s in streams))
-        slack = self._due[streams[0]] - self.clock if streams else self.LONGEST_STEP_SECONDS
+        least = self._seconds(0, 0, len(streams), sum([s.computed for s in streams]))
+        slack = streams[0].due - self.clock if streams else self.LONGEST_STEP_SECONDS
         self._limit = max(least, min(self.LONGEST_STEP_SECONDS, slack))
         full = kv.blocks - kv.free >= self._NEARLY_FULL * kv.blocks
         if full or (self.waiting and not self.fits(self.waiting[0])):
             return len(streams)
-        until = self.clock + 2 * self._limit
-        return sum(self._due[s] < until for s in streams)
+        return bisect_left(streams, self.clock + 2 * self._limit, key=DUE)
 
-    def _fits_in_time(self, sequence: Sequence) -> bool:
-        kv_tokens = self._kv_tokens + sequence.computed
-        has_block = self.kv.blocks_for(sequence.computed + 1) - sequence.blocks <= self.kv.free
-        seconds = self._seconds(self._prompt_tokens, self._attention, self._decodes + 1, kv_tokens)
-        return has_block and seconds <= self._limit
+    def _split(self, streams: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+        """Those, from the first on, that the step has time for together; and the rest, for some of which it may."""
+        limit = self._limit - _ROUNDING
+        if not streams or self._seconds_with(len(streams), sum([s.computed for s in streams])) <= limit:
+            return streams, []
+        if self._none_in_time(streams):
+            return [], []
+        computed = list(accumulate([s.computed for s in streams]))
+        low, high = 0, len(streams) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._seconds_with(middle, computed[middle - 1]) <= limit:
+                low = middle
+            else:
+                high = middle - 1
+        return streams[:low], streams[low:]
+
+    def _none_in_time(self, streams: list[Sequence]) -> bool:
+        return self._seconds_with(1, min([s.computed for s in streams])) > self._limit + _ROUNDING
+
+    def _seconds_with(self, decodes: int, computed: int) -> float:
+        """How long the step lasts with so many streams more, of which so many tokens together are computed."""
+        return self._seconds(self._prompt_tokens, self._attention, self._decodes + decodes, self._kv_tokens + computed)
 
     def _room(self, computed: int, most: int | None = None) -> int:
         """How many tokens of a prompt, of which so many are computed, the step has time for."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, ClassVar
 
-from proxy.sim.schedulers.base import Batch, Scheduler, urgency
+from proxy.sim.schedulers.base import DUE, Batch, Scheduler, urgency
 
 if TYPE_CHECKING:
     from proxy.sim.engine import EngineConfig
@@ -33,7 +34,7 @@ class SlaiScheduler(Scheduler):
     def __init__(self, config: EngineConfig, kv: KvCache) -> None:
         super().__init__(config, kv)
         self._prefills: dict[str, Sequence] = {}  # half-way, in order of admission
-        self._last_schedulable: dict[str, float] = {}  # of decodes
+        self._streams: dict[str, Sequence] = {}  # decodes with a last schedulable time (``due``)
         self._fresh: list[Sequence] = []  # decodes without a last schedulable time
         self._steps = 0
 
@@ -43,22 +44,18 @@ class SlaiScheduler(Scheduler):
     def remove(self, sequence: Sequence) -> None:
         super().remove(sequence)
         self._prefills.pop(sequence.id, None)
-        self._last_schedulable.pop(sequence.id, None)
+        self._streams.pop(sequence.id, None)
 
     def choose(self) -> Batch:
         batch: Batch = []
         budget = self.config.token_budget
-        decodes = sorted(self._last_schedulable.items(), key=lambda item: item[1])
-        critical = sum(time <= self.clock for _, time in decodes)
-        for sequence_id, _ in decodes[:critical]:
-            budget -= self._decode(sequence_id, batch, budget, may_preempt=True)
+        decodes = sorted(self._streams.values(), key=DUE)
+        critical = bisect_right(decodes, self.clock, key=DUE)
+        budget = self._decode(decodes[:critical], batch, budget, critical=True)
         for sequence in self._prefills.values():
             budget -= self.prefill(sequence, batch, budget)
         budget = self._admit(batch, budget)
-        for sequence_id, _ in decodes[critical:]:
-            if not budget:
-                break
-            budget -= self._decode(sequence_id, batch, budget, may_preempt=not batch)
+        self._decode(decodes[critical:], batch, budget, critical=False)
         if not batch and self._fresh:
             self._set_deadlines([])  # a step with nothing in it takes no time
             return self.choose()
@@ -67,42 +64,52 @@ class SlaiScheduler(Scheduler):
     def on_step_end(self, batch: Batch, seconds: float) -> None:
         super().on_step_end(batch, seconds)
         self._steps += 1
-        generating = [s for s, _ in batch if s.alive and s.decoding]
-        begun = [s for s in generating if self._prefills.pop(s.id, None) is not None]
+        prefills = self._prefills
+        begun = (
+            [s for s, _ in batch if s.decoding and s.alive and prefills.pop(s.id, None) is not None] if prefills else []
+        )
         if self.LATE_DEADLINES:
-            self._set_deadlines([s for s in generating if s not in begun])
+            self._set_deadlines([entry for entry in batch if entry[0] not in begun])
             self._fresh = begun
         else:
-            self._set_deadlines(generating)
+            self._fresh = begun
+            self._set_deadlines(batch)
 
     def mean_step(self) -> float:
         """Seconds, over all steps so far."""
         return self.clock / self._steps
 
-    def _set_deadlines(self, sequences: list[Sequence]) -> None:
-        kv = self.kv
+    def _set_deadlines(self, batch: Batch) -> None:
+        """Of what generates in the batch, and of the fresh ones that still do."""
+        kv, clock, default = self.kv, self.clock, self._DEFAULT_TBT_SECONDS
         early = self.OFFSETS[kv.blocks - kv.free >= self._NEARLY_FULL * kv.blocks] * self.mean_step()
-        for sequence in (*self._fresh, *sequences):
-            if sequence.alive and sequence.decoding:
-                tbt = self._DEFAULT_TBT_SECONDS if sequence.tbt_seconds is None else sequence.tbt_seconds
-                self._last_schedulable[sequence.id] = self.clock + tbt - early
-        self._fresh = []
+        if self._fresh:
+            fresh, self._fresh = [s for s in self._fresh if s.decoding and s.alive], []
+            self._streams.update((s.id, s) for s in fresh)
+            batch = [*((s, 1) for s in fresh), *batch]
+        for sequence, _ in batch:
+            if sequence.decoding and sequence.alive:
+                tbt = sequence.tbt_seconds
+                sequence.due = clock + (default if tbt is None else tbt) - early
 
-    def _decode(self, sequence_id: str, batch: Batch, budget: int, *, may_preempt: bool) -> int:
-        sequence, kv = self.running.get(sequence_id), self.kv
-        if not budget or sequence is None:
-            return 0
-        if sequence.computed < sequence.blocks * kv.block_size:
+    def _decode(self, sequences: list[Sequence], batch: Batch, budget: int, *, critical: bool) -> int:
+        """Add the next tokens of these, as far as the budget goes; return what is left of it."""
+        kv, running = self.kv, self.running
+        size = kv.block_size
+        for sequence in sequences:
+            if not budget:
+                break
+            if sequence.computed >= sequence.blocks * size:  # or it was preempted by one before it
+                may_preempt = critical or not batch
+                need = kv.blocks_for(sequence.computed + 1) - sequence.blocks
+                while need > kv.free and may_preempt and sequence.id in running:
+                    self.preempt(next(reversed(self._prefills.values()), sequence))
+                if need > kv.free or sequence.id not in running:
+                    continue
+                kv.give(sequence, need)
             batch.append((sequence, 1))
-            return 1
-        need = kv.blocks_for(sequence.computed + 1) - sequence.blocks
-        while need > kv.free and may_preempt and sequence_id in self.running:
-            self.preempt(next(reversed(self._prefills.values()), sequence))
-        if need > kv.free or sequence_id not in self.running:
-            return 0
-        kv.give(sequence, need)
-        batch.append((sequence, 1))
-        return 1
+            budget -= 1
+        return budget
 
     def _admit(self, batch: Batch, budget: int) -> int:
         self.admitted = []
@@ -163,7 +170,8 @@ class SlaiMendedScheduler(SlaiScheduler):
     def choose(self) -> Batch:
         kv = self.kv
         if kv.blocks - kv.free >= self._NEARLY_FULL * kv.blocks or (self.waiting and not self.fits(self.waiting[0])):
-            self._last_schedulable = dict.fromkeys(self._last_schedulable, 0.0)
+            for sequence in self._streams.values():
+                sequence.due = 0.0
         return super().choose()
 
     def on_step_end(self, batch: Batch, seconds: float) -> None:
