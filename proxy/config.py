@@ -24,6 +24,7 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
+from yarl import URL
 
 from proxy.configfile import ConfigError, ConfigFile, read_config_file
 from proxy.core.admission import GateConfig
@@ -37,7 +38,7 @@ from proxy.flags import read_flags
 from proxy.keys import KeySettings, KeyTable, read_keys
 from proxy.mistakes import example, explain, suggestion
 from proxy.sim.profiles import checked_profile
-from proxy.upstream.sources import check_entry
+from proxy.upstream.sources import check_entry, is_engine
 from proxy.wire.tenants import Tenants, TenantSource
 
 if TYPE_CHECKING:
@@ -295,7 +296,8 @@ class Settings(BaseSettings):
     @classmethod
     def _check_engines(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         value = tuple(map(check_entry, value))
-        if len(set(value)) < len(value):
+        # Written in two ways it would get twice its share.
+        if len(set(map(_place, value))) < len(value):
             raise ValueError("an engine is named twice")
         return value
 
@@ -395,6 +397,14 @@ class Settings(BaseSettings):
             tenant_weights={name: tenant.weight for name, tenant in self.tenants.items()},
         )
         return configure(PolicyName(self.policy), base, self.aging_seconds)
+
+
+def _place(entry: str) -> str:
+    """The one way of many to write an engine's URL; a source of engines as it is."""
+    if not is_engine(entry):
+        return entry
+    url = URL(entry)
+    return str(url.with_port(url.port))
 
 
 def advice(settings: Settings, sources: Mapping[str, str]) -> list[str]:

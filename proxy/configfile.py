@@ -52,7 +52,7 @@ def read_config_file(path: Path, holds: str = "settings") -> ConfigFile:
         content = yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date that there is not, a number too long to be one
         raise ConfigError(f"{path} is not valid YAML: {explain_yaml(error)}") from None
     except RecursionError:
         raise ConfigError(f"{path} is nested too deeply") from None

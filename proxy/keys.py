@@ -6,7 +6,7 @@ import hashlib
 import secrets
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from proxy.configfile import ConfigError, read_config_file
 from proxy.core.quota import QuotaLimits
@@ -21,6 +21,8 @@ _PREFIX = "sk-slai-"
 
 KeyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Limit = Annotated[int, Field(gt=0, le=10**15)]
+"""Longer numbers cannot be reckoned with in floating point."""
 Names = tuple[Annotated[str, Field(min_length=1, max_length=256)], ...]
 
 
@@ -36,10 +38,10 @@ class KeySettings(BaseModel):
     """Classes that it may ask for; the first is that of requests that ask for none."""
     models: Names = ()
     """Models that it may use; a ``*`` at the end stands for anything."""
-    requests_per_minute: PositiveInt | None = None
-    tokens_per_minute: PositiveInt | None = None
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
     """Prompt and output."""
-    concurrency: PositiveInt | None = None
+    concurrency: Limit | None = None
     """Requests at once."""
     admin: bool = False
     """May also use the engines' own administration (sleep, LoRA adapters, profiling, ...) through the proxy."""

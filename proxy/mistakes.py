@@ -60,7 +60,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def explain_yaml(error: yaml.YAMLError | UnicodeDecodeError) -> str:
+def explain_yaml(error: yaml.YAMLError | ValueError) -> str:
     """Return what is wrong with a file and where, without the parser's own name for it."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark

@@ -187,6 +187,11 @@ class Reloader:
             self.last_error = str(error)
             _log.error("the settings stay as they are, as the new ones do not hold: %s", error)
             return False
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next ones may hold
+            self.reloads["failed"] += 1
+            self.last_error = f"a fault of the proxy: {error}"
+            _log.exception("reading the settings anew failed through a fault of the proxy")
+            return False
         finally:
             self.notifier.ready("the settings were read anew")
         self.settings, self.last_error = change.settings, None

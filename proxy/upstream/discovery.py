@@ -57,6 +57,8 @@ def check_base_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.username is not None or parts.password is not None:
         raise ValueError("an engine's URL must not hold credentials: they would show in logs and metrics")
+    if not url.isprintable() or " " in url:
+        raise ValueError(f"{url!r}: a URL has no spaces and no control characters")
     try:
         _ = parts.port
     except ValueError:

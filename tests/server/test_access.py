@@ -252,6 +252,7 @@ class TestKeysFile:
             (f"a b: {{sha256: '{'0' * 64}'}}", "a b"),
             ("- a", "expected a mapping of keys by their names"),
             ("a: [", "not valid YAML"),
+            (f"a: {{sha256: {'0' * 64!r}, tokens_per_minute: {'9' * 400}}}", "a.tokens_per_minute"),
         ],
     )
     def test_mistakes_are_told_with_their_line(self, tmp_path: Path, text: str, told: str) -> None:

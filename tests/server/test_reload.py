@@ -153,6 +153,21 @@ async def test_what_does_not_hold_changes_nothing_and_shows(
         assert on.proxy.samples("slai_config_last_reload_successful") == {(): 1}
 
 
+async def test_a_fault_while_reading_is_not_the_last_reading(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Settings) -> None:
+        raise ZeroDivisionError
+
+    async with scripted_engine() as engine, stage(tmp_path, engine) as on:
+        monkeypatch.setattr(reloading, "read_files", fail)
+        assert not await on.write("queue_timeout_seconds: 9\n")
+        assert on.proxy.samples("slai_config_last_reload_successful") == {(): 0}
+        assert "a fault of the proxy" in caplog.text
+        monkeypatch.undo()
+        assert await on.write("queue_timeout_seconds: 9\n")
+
+
 async def test_what_needs_a_restart_is_named_and_the_rest_holds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
