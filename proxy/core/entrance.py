@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from proxy.core.placement import soonest, takes_a_piece
@@ -46,6 +47,30 @@ def why_refuse(
     if reason is RejectReason.TOO_LATE:
         least = max(least, overload.let_in_seconds(request, key, servers, engines, now, share=share))
     return overload.refuse(request, reason, arrived_at, now, least_seconds=least, estimated_wait_seconds=estimated_wait)
+
+
+def refused_unread(
+    ledger: Ledger, config: SchedulerConfig, request: Request, now: float, *, draining: bool
+) -> Request | None:
+    """Say whether a request will be refused whatever is in its body, of which nothing is known yet.
+
+    ``request`` has what its head tells, and is as small as one can be. Returns it as one that is refused when it
+    arrives now; ``None`` if some body would be let in.
+    """
+    engines = [engine for engine in ledger.engines.values() if not engine.leaving]
+    if draining or not engines:
+        return request
+    overload, backlog = ledger.overload, ledger.backlog
+    if not overload.is_full(request, backlog) or overload.has_even_part_for(request):
+        return None
+    models = {"", *(model for engine in engines for model in engine.models)}
+    asked = {ledger.servers(model): replace(request, model=model) for model in sorted(models)}
+    if not ledger.any_up(ledger.servers("")) or any(
+        _starts_now(ledger, config, one, servers, now) for servers, one in asked.items()
+    ):
+        return None
+    # One whose queue is known tells best when to come back.
+    return next((one for servers, one in asked.items() if servers in backlog), asked[ledger.servers("")])
 
 
 def make_room(ledger: Ledger, config: SchedulerConfig, request: Request, now: float) -> list[Action]:

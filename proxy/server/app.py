@@ -21,7 +21,7 @@ from proxy.core.request import RejectReason
 from proxy.core.scheduler import Scheduler
 from proxy.server.access import CALLER, Access, admit, guard
 from proxy.server.answers import STARTED, end_by_closing, error_response, leave_untyped
-from proxy.server.bodies import limit_bodies
+from proxy.server.bodies import expect_later, limit_bodies
 from proxy.server.connections import Connections, limit_connections, note_requests
 from proxy.server.driver import Driver
 from proxy.server.files import DebugKey, Files, read_files
@@ -219,13 +219,13 @@ async def _close_when_draining(request: web.Request, response: web.StreamRespons
 
 def _route(app: web.Application) -> None:
     for path in APIS:
-        app.router.add_post(path, _generate)
+        app.router.add_post(path, _generate, expect_handler=expect_later)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/livez", _livez)
     app.router.add_get("/readyz", _readyz)
     app.router.add_get("/health", _readyz)
     app.router.add_get("/metrics", _metrics)
-    app.router.add_route("*", "/{path:.*}", _pass_through)
+    app.router.add_route("*", "/{path:.*}", _pass_through, expect_handler=expect_later)
 
 
 def _discover(app: web.Application, prober: Prober, metrics: Metrics) -> Discovery:

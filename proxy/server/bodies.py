@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aiohttp import web
+from aiohttp import HttpVersion11, hdrs, web
 
 from proxy.core.request import RejectReason
 from proxy.server.access import AccessError
@@ -43,14 +43,42 @@ class Uploads:
 UPLOADS = web.AppKey("uploads", Uploads)
 
 
+_CONTINUED = web.RequestKey("continued", bool)
+"""There for a request whose client waited for a word before it sent the body, and has got it."""
+
+
 def limit_bodies(app: web.Application, settings: Settings) -> None:
     """Bound the time of every body that is read by ``read_body``, and the size of all that are being read."""
+    app.on_response_prepare.append(_close_unread)
     app[BODY_SECONDS] = [settings.body_timeout_seconds]
     app[UPLOADS] = Uploads(settings.max_upload_bytes)
 
 
+async def expect_later(request: web.Request) -> None:
+    """Leave an ``Expect`` alone: whether the body is wanted is not known before its request has been let in.
+
+    Raises:
+        HTTPExpectationFailed: it is not ``100-continue``.
+    """
+    if request.version == HttpVersion11 and not withholds_body(request):
+        raise web.HTTPExpectationFailed(text="of all that can be expected, only 100-continue is known here")
+
+
+def withholds_body(request: web.Request) -> bool:
+    """Whether the client sends its body only when it is told to go on, or has waited for that in vain."""
+    expects = request.headers.get(hdrs.EXPECT, "").lower() == "100-continue"
+    return expects and request.version == HttpVersion11 and request.can_read_body and _CONTINUED not in request
+
+
+async def _close_unread(request: web.Request, response: web.StreamResponse) -> None:
+    """End the connection of a client that was answered instead of being told to go on: its body may follow or not."""
+    if withholds_body(request):
+        response.force_close()
+        response.headers[hdrs.CONNECTION] = "close"  # the head has been made by now
+
+
 async def read_body(request: web.Request) -> bytes:
-    """Return the whole body, as it came.
+    """Return the whole body, as it came; its client is told to send it, if it waits for that.
 
     Raises:
         AccessError: too much is held of other bodies.
@@ -63,6 +91,10 @@ async def read_body(request: web.Request) -> bytes:
     uploads, content, most = request.app[UPLOADS], request.content, request.client_max_size
     if (told := request.content_length or 0) > most:
         raise web.HTTPRequestEntityTooLarge(most, told)
+    if withholds_body(request):
+        request[_CONTINUED] = True
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # of the answer, nothing has been sent
     pieces: list[bytes] = []
     size = 0
     try:

@@ -18,11 +18,12 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy.core.actions import Dispatch, Reject
+from proxy.core.entrance import refused_unread
 from proxy.core.prefix import NO_BLOCKS
 from proxy.core.request import Outcome, Request, RequestClass
 from proxy.server.access import CALLER, AccessError
 from proxy.server.answers import STARTED, error_response, relayed
-from proxy.server.bodies import looked_into, read_body
+from proxy.server.bodies import looked_into, read_body, withholds_body
 from proxy.server.downstream import Downstream
 from proxy.server.meter import StreamMeter
 from proxy.server.slices import Slicer, slice_headers
@@ -104,7 +105,7 @@ class Generator:
             self.chronicle.begin(report)
         span = self.tracing.begin(request.headers, request.path, time.time_ns())
         try:
-            body = await read_body(request)
+            body = await self._read(request, report)
             plain = await looked_into(request.headers, body, request.client_max_size)
             view = api.peek(plain)
             caller = request.get(CALLER)
@@ -151,6 +152,28 @@ class Generator:
             if self.chronicle is not None:
                 self.chronicle.finish(report)
             self.tracing.end(span, report, report.ended_at, time.time_ns())
+
+    def _refuse_unread(self, request: web.Request, report: RequestReport) -> None:
+        """Let a request pass whose client waits for a word before it sends the body.
+
+        Raises:
+            AccessError: it is refused whatever the body holds.
+        """
+        scheduler, caller = self.driver.scheduler, request.get(CALLER)
+        report.tenant = self.tenants.of(request.headers) if caller is None else caller.key.tenant
+        may_wait = wire_headers.may_wait(request.headers)
+        smallest = Request(report.request_id, 1, may_wait=may_wait, tenant=report.tenant)
+        now, draining = self.driver.now(), scheduler.draining
+        unread = refused_unread(scheduler.ledger, scheduler.config, smallest, now, draining=draining)
+        if unread is not None:
+            refusal = self.driver.submit(unread, report.arrived_at).result()
+            assert isinstance(refusal, Reject)
+            raise AccessError(refusal.reason, _told(refusal))
+
+    async def _read(self, request: web.Request, report: RequestReport) -> bytes:
+        if withholds_body(request):
+            self._refuse_unread(request, report)
+        return await read_body(request)
 
     def _note(self, report: RequestReport, view: RequestView) -> None:
         report.model, report.stream, report.max_tokens = view.model, view.stream, view.max_tokens
@@ -244,8 +267,8 @@ class Generator:
     ) -> web.StreamResponse:
         while True:
             match await self._decided(ticket, request, report):
-                case Reject(_, reason, retry_after, estimated_wait):
-                    told = answer(reason, retry_after_seconds=retry_after, estimated_wait_seconds=estimated_wait)
+                case Reject(_, reason) as refusal:
+                    told = _told(refusal)
                     if told.status == 404:
                         told = model_not_found(report.model)
                     return await _in_time(request, self._refuse(report, reason, told))
@@ -380,6 +403,11 @@ async def _in_time(request: web.Request, response: web.Response) -> web.StreamRe
     await started.write(as_event(response.body, named=not APIS[request.path].is_openai))
     await started.write_eof()
     return started
+
+
+def _told(refusal: Reject) -> ErrorAnswer:
+    after, wait = refusal.retry_after_seconds, refusal.estimated_wait_seconds
+    return answer(refusal.reason, retry_after_seconds=after, estimated_wait_seconds=wait)
 
 
 def _served(report: RequestReport) -> bool | None:
