@@ -320,6 +320,7 @@ async def all_engines_gone(t: Bench) -> None:
     right="served: nothing is cut before the proxy's own timeout",
     why="a cold start takes minutes",
     needs=(),
+    seconds=20,
 )
 async def slow_engine(t: Bench) -> None:
     async def script(call: Seen) -> None:

@@ -124,6 +124,29 @@ async def queue_full(t: Bench) -> None:
 
 @case(
     AREA,
+    "the queue is full, and a client asks before it sends its body (`Expect: 100-continue`)",
+    right="the refusal instead of 100: the body is not read",
+    why="megabytes on their way for nothing, and a client that waits for a word that never comes",
+    needs=NEEDS,
+    alone=True,
+)
+async def queue_full_expect(t: Bench) -> None:
+    held = Held(t)
+    connections = await held.fill()
+    connections += [await t.begin() for _ in range(WAITING)]
+    await settled(t, AT_ENGINES)
+    asking = await t.connect()
+    await asking.send(t.request(t.body(), "Expect: 100-continue").partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
+    refused = await within(2, asking.answer(), "no refusal")
+    check(refused.status in (429, 503), f"status {refused.status}")
+    equal(refused.interim, [], "answers before the refusal")
+    held.go.set()
+    for connection in connections:
+        equal((await connection.answer()).status, 200, "status of those that waited")
+
+
+@case(
+    AREA,
     "a client goes where it waits no longer: 30 come and go",
     right="the queue is as empty as before",
     why="a place that is not given back is lost for ever",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from conformance.suite import Case, Claim, Lab, Verdict, run_all
+from conformance.suite import lab as new_lab
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -79,22 +80,26 @@ async def put_through(
     at_once: int = 16,
     tell: Callable[[Verdict], None] = lambda _: None,
 ) -> list[Verdict]:
-    """Start a proxy, and run all cases against it; started anew for those that need its limits.
+    """Start a proxy, and run all cases against it; beside them those that need its limits, on one with its own engines.
 
     Raises:
         ProxyError: as from ``started``.
     """
-    verdicts: dict[str, Verdict] = {}
-    for limited in (False, True):
-        chosen = [case for case in cases if (Claim.LIMIT in case.needs) is limited]
-        which = proxy.limited if limited else proxy
-        claims = proxy.claims - {Claim.LIMIT} if which is None else proxy.claims
-        if which is not None and any(case.needs <= claims for case in chosen):
-            async with started(which, lab, venvs):
-                found = await run_all(lab, chosen, claims, at_once=at_once, tell=tell)
-        else:
-            found = await run_all(lab, chosen, frozenset(), tell=tell)
-        verdicts |= {verdict.case.id: verdict for verdict in found}
+
+    async def put(which: Proxy | None, lab: Lab, chosen: Sequence[Case]) -> list[Verdict]:
+        if which is None or not any(case.needs <= proxy.claims for case in chosen):
+            return await run_all(lab, chosen, frozenset(), tell=tell)
+        async with started(which, lab, venvs):
+            return await run_all(lab, chosen, proxy.claims, at_once=at_once, tell=tell)
+
+    plain = [case for case in cases if Claim.LIMIT not in case.needs]
+    limited = [case for case in cases if Claim.LIMIT in case.needs]
+    try:
+        async with new_lab(lab.model, lab.key) as other, asyncio.TaskGroup() as group:
+            tasks = [group.create_task(put(proxy, lab, plain)), group.create_task(put(proxy.limited, other, limited))]
+    except* ProxyError as errors:
+        raise errors.exceptions[0] from None
+    verdicts = {verdict.case.id: verdict for task in tasks for verdict in task.result()}
     return [verdicts[case.id] for case in cases]
 
 

@@ -309,7 +309,7 @@ async def run_all(
             verdicts[case.id] = Verdict(case, Result.NOT_APPLICABLE)
     put = [case for case in chosen if case.id not in verdicts]
     async with asyncio.TaskGroup() as group:
-        for case in put:
+        for case in sorted(put, key=lambda case: -case.seconds):  # those that wait begin first
             if not case.alone:
                 group.create_task(one(case))
     for case in put:
