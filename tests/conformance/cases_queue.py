@@ -171,6 +171,51 @@ async def queue_places_come_back(t: Bench) -> None:
 
 @case(
     AREA,
+    "of four that wait the first is sent to an engine that says 429, then 503",
+    right="it goes back to the front: all four are served in the order in which they came",
+    why="who has waited the longest would wait again behind all others",
+    needs=(*NEEDS, Claim.RETRY),
+    alone=True,
+)
+async def queue_order_after_a_refusal(t: Bench) -> None:
+    waiting = [b"first", b"second", b"third", b"fourth"]
+    refusals = ["503 Service Unavailable", "429 Too Many Requests"]
+    served: list[bytes] = []
+    free = asyncio.Semaphore(0)
+
+    async def script(call: Seen) -> None:
+        names = [name for name in waiting if name in call.body]
+        if refusals and b"first" in names:
+            await call.answer(
+                b"{}", status=refusals.pop(), headers=("Content-Type: application/json", "Retry-After: 0")
+            )
+            return
+        served.extend(names)
+        await call.begin()
+        await call.write(token("a"))
+        if not names:
+            await free.acquire()
+        await call.write(last() + DONE)
+        await call.end()
+
+    t.script(script)
+    connections = []
+    for name in [b"nobody"] * AT_ENGINES + waiting:
+        connections.append(await t.begin(t.body(user=name.decode())))
+        await asyncio.sleep(0.03)
+    await settled(t, AT_ENGINES)
+    free.release()  # one place, which each of the four has in turn
+    for connection in connections[AT_ENGINES:]:
+        equal((await connection.answer()).status, 200, "status of those that waited")
+    equal(served, waiting, "the order of those that waited")
+    for _ in connections[1:AT_ENGINES]:
+        free.release()
+    for connection in connections[:AT_ENGINES]:
+        equal((await connection.answer()).status, 200, "status of those that came before")
+
+
+@case(
+    AREA,
     "`x-slai-no-queue: 1` where it would wait",
     right="429 at once, `x-should-retry: false`",
     why="who does not want to wait here has another place to go",
