@@ -131,6 +131,8 @@ def test_while_anything_is_kept_for_others_a_share_of_the_engine_stays_free() ->
     assert leaves_free(engine, 599, 1.0, gate), "101 + 599 of 1,000"
     assert not leaves_free(engine, 600, 1.0, gate)
     assert not leaves_free(engine, 500, 400.0, gate), "what is kept counts where it is more"
+    assert leaves_free(engine, 399, 1e9, gate), "but never more than half of the cache is kept"
+    assert not leaves_free(engine, 400, 1e9, gate)
     assert leaves_free(engine, 899, 0.0, gate), "nothing is kept: nobody else is there"
     for n in range(6):
         assert leaves_free(engine, 1, 1.0, gate)

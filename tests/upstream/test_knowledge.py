@@ -122,6 +122,10 @@ class TestKeeping:
         assert not known.learn([("f", engine)])
         engine.model.observe(StepLoad(0, 1, 1), 0.04)
         assert known.learn([("f", engine)])
+        restored = engine_that_saw(0, engine_id="e1")
+        restored.model.restore(engine.model.snapshot())
+        assert restored.model.trusted
+        assert not known.learn([("f", restored)]), "it has seen nothing of its own"
 
     def test_of_equal_engines_that_which_saw_most_is_kept(self, tmp_path: Path) -> None:
         most, least = engine_that_saw(900, engine_id="e1"), engine_that_saw(300)
