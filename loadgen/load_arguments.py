@@ -52,7 +52,8 @@ def add_load_arguments(parser: argparse.ArgumentParser, *, searched: bool = Fals
             "--rate",
             type=_rate,
             metavar="R",
-            help="requests per second on average, or steps R@SECONDS,... and ramps R..R@SECONDS",
+            help="requests per second on average, or steps R@SECONDS,... and ramps R..R@SECONDS, the last of"
+            " whose rates goes on until --requests or --seconds end it",
         )
         add("--requests", type=count, metavar="N", help="how many requests to send")
         add("--seconds", type=positive, metavar="S", help="send for so long, instead of or besides --requests")

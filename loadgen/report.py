@@ -169,6 +169,13 @@ def compat_notes(document: Document) -> list[str]:
     ]
 
 
+_HINTS = {
+    "http 400": "the server refuses what is asked for, most often as too long: see its log, and --max-total-tokens.",
+    "http 401": "the server wants an API key: put it into an environment variable and name that with --api-key-env.",
+    "http 404": "the server has no such model or path: compare --model with its GET /v1/models, and --api.",
+}
+
+
 def remarks(document: Document) -> list[str]:
     """Say in sentences what the reader of a run's figures must know beside them."""
     counts, errors = document["counts"], document["metrics"]["errors"]
@@ -176,6 +183,7 @@ def remarks(document: Document) -> list[str]:
     if errors:
         listed = ", ".join(f"{n} x {error}" for error, n in sorted(errors.items(), key=lambda item: -item[1]))
         found.append(f"Failed: {listed}. A failed request counts as a missed deadline.")
+        found.extend(f"{error}: {_HINTS[error]}" for error in sorted(errors) if error in _HINTS)
     if counts["short_outputs"]:
         found.append(f"{counts['short_outputs']} outputs were not as long as asked for.")
     if counts.get("other_prompt_lengths"):

@@ -134,6 +134,11 @@ def test_remarks_name_failures_short_outputs_and_clipping() -> None:
     assert remarks(document(record(0.0))) == []
 
 
+def test_remarks_tell_what_to_do_about_a_model_that_the_server_has_not() -> None:
+    assert any("--model" in remark for remark in remarks(document(failed(1.0, "http 404"))))
+    assert not any("--model" in remark for remark in remarks(document(failed(1.0, "http 503"))))
+
+
 def test_prompts_are_held_against_what_the_server_counts() -> None:
     exact, other, untold = result(prompt=30), result(1.0, index=1, prompt=30), result(2.0, index=2, prompt=30)
     exact.prompt_tokens, other.prompt_tokens, other.cached_tokens = 30, 31, 16
