@@ -11,11 +11,13 @@ from proxy.core.selfreport import EngineReport
 
 _CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
-_USAGE = "kv_cache_usage_perc"
+_USAGE, _USAGE_BEFORE = "kv_cache_usage_perc", "gpu_cache_usage_perc"
+"""vLLM's name of it now, and in older releases; some tell both."""
 _STARTED = "process_start_time_seconds"
 _TOKENS = ("prompt_tokens_total", "generation_tokens_total")
 _SAMPLE = re.compile(
-    rf"^(?:vllm:)?(num_requests_running|num_requests_waiting|{_USAGE}|num_preemptions_total|{'|'.join(_TOKENS)}|{_STARTED})"
+    rf"^(?:vllm:)?(num_requests_running|num_requests_waiting|{_USAGE}|{_USAGE_BEFORE}"
+    rf"|num_preemptions_total|{'|'.join(_TOKENS)}|{_STARTED})"
     r"(?:\{.*\})? (\S+)",
     re.MULTILINE,
 )
@@ -49,7 +51,7 @@ def read_report(metrics: str) -> EngineReport | None:
         if not (isfinite(value) and 0 <= value <= _MOST):
             return None
         found[name].append(value)
-    usage = found[_USAGE]
+    usage = found[_USAGE] or found[_USAGE_BEFORE]
     if not usage or not found["num_requests_running"] or max(usage) > 1:
         return None
     return EngineReport(

@@ -16,12 +16,13 @@ from conformance.proxies import Proxy, ProxyError, at, claims_of, known_proxies,
 from conformance.suite import Result, Verdict, lab, run_all
 
 _CLAIMS = """what the proxy says it is (--claims), as cases ask for it:
-  relay   it passes bodies and headers as they come
-  paths   it passes every path and method, also those that it does not know
-  llm     it knows the OpenAI API: shape of errors, error event on a stream that breaks off
-  retry   it sends elsewhere what an engine has provably not started
-  limit   started by its second command, it lets two requests at each engine and four in its queue
-  slai    it is slai-proxy"""
+  relay     it passes bodies and headers as they come
+  paths     it passes every path and method, also those that it does not know
+  websocket it passes WebSockets
+  llm       it knows the OpenAI API: shape of errors, error event on a stream that breaks off
+  retry     it sends elsewhere what an engine has provably not started
+  limit     started by its second command, it lets two requests at each engine and four in its queue
+  slai      it is slai-proxy"""
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:

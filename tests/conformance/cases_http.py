@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 import json
 import re
 
@@ -755,3 +757,53 @@ async def answer_before_the_body(t: Bench) -> None:
     t.script(script, early=True)
     answer = await t.post(t.body(stream=False, pad="x" * 500_000))
     equal((answer.status, json.loads(answer.body)), (413, {"error": {"message": "too large"}}), "status and body")
+
+
+@case(
+    AREA,
+    "a WebSocket: a message before the engine has answered, one back, then the engine's close frame with 1011",
+    right="messages, `OpenAI-Beta` and the code pass; both connections end",
+    why="the realtime API; a code that is swallowed looks like a cut",
+    needs=(Claim.WEBSOCKET,),
+)
+async def websocket_passes(t: Bench) -> None:
+    got: list[tuple[int, bytes]] = []
+
+    async def engine(call: Seen) -> None:
+        assert call.reader is not None
+        await asyncio.sleep(0.1)
+        accept = base64.b64encode(hashlib.sha1(call.header("sec-websocket-key")[0].encode() + _GUID).digest())
+        upgrade = ("Upgrade: websocket", "Connection: Upgrade", f"Sec-WebSocket-Accept: {accept.decode()}")
+        await call.send(head("101 Switching Protocols", *upgrade))
+        got.append(await _frame(call.reader))
+        await call.send(b"\x81\x05hello" + b"\x88\x06\x03\xf3boom")
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            got.append(await _frame(call.reader))
+        call.close()
+
+    t.script(engine, early=True)
+    upgrade = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13", "OpenAI-Beta: realtime=v1")
+    key = f"Sec-WebSocket-Key: {base64.b64encode(bytes(16)).decode()}"
+    connection = await t.connect()
+    await connection.send(t.request(None, *upgrade, key, path="/v1/realtime?model=m", method="GET") + _EARLY)
+    answer = await within(5, connection.head(), "no answer")
+    equal(answer.status, 101, "status")
+    equal(await within(2, _frame(connection.reader), "no message"), (1, b"hello"), "the engine's message")
+    equal(await within(2, _frame(connection.reader), "no close frame"), (8, b"\x03\xf3boom"), "the close frame")
+    await connection.send(b"\x88\x82\0\0\0\0\x03\xf3")
+    check(await connection.closed(5), "the client's connection stays open")
+    await within(5, t.calls[0].finished.wait(), "the engine's connection stays open")
+    equal(got[0], (1, b"early"), "what the engine got first")
+    equal(t.calls[0].header("openai-beta"), ["realtime=v1"], "OpenAI-Beta")
+
+
+_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_EARLY = b"\x81\x85\0\0\0\0early"
+
+
+async def _frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """Read a short frame of a WebSocket; return its kind and what is in it."""
+    first, length = await reader.readexactly(2)
+    mask = await reader.readexactly(4) if length & 0x80 else bytes(4)
+    data = await reader.readexactly(length & 0x7F)
+    return first & 0x0F, bytes(byte ^ mask[n % 4] for n, byte in enumerate(data))

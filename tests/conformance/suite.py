@@ -30,6 +30,8 @@ class Claim(StrEnum):
     """It passes bodies, headers and paths as they come, and does not translate between APIs."""
     PATHS = "paths"
     """It passes every path and method, also those that it does not know."""
+    WEBSOCKET = "websocket"
+    """It passes WebSockets."""
     LLM = "llm"
     """It knows the OpenAI API: errors have its shape, and a stream that breaks off ends in an error event."""
     RETRY = "retry"

@@ -92,6 +92,21 @@ def test_the_readme_has_the_table_of_cases() -> None:
     assert table_of_cases(all_cases()) in readme
 
 
+def test_what_shows_that_the_proxy_holds_is_there() -> None:
+    """All cases and tests that SITUATIONS.md names."""
+    here, ids = Path(__file__).parent, {case.id for case in all_cases()}
+    rows = (here / "SITUATIONS.md").read_text(encoding="utf-8").splitlines()
+    named = [name for row in rows if row.startswith("|") for name in re.findall(r"`([^` ]+)`", row.split(" | ")[-1])]
+    assert len(named) > 100
+    for name in named:
+        path, _, test = name.partition("::")
+        if test:
+            source = (here.parent / path).read_text(encoding="utf-8")
+            assert re.search(rf"^ *(async )?(def|class) {test}\b", source, re.MULTILINE), name
+        else:
+            assert name in ids
+
+
 def test_known_proxies_claim_what_there_is() -> None:
     proxies = known_proxies()
     assert proxies["slai-proxy"].claims == frozenset(Claim)

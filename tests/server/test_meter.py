@@ -1,6 +1,8 @@
 """What counts as a token, and which gaps its coming ends: bytes and times in, a report out."""
 
+import sys
 from itertools import pairwise
+from types import FrameType
 
 import pytest
 from scripted_engine import DONE, delta, event, last, token, usage
@@ -171,3 +173,30 @@ def test_the_pooled_histogram_gets_just_the_gaps() -> None:
     assert sum(metered.histogram.counts) == len([*pairwise(times)])
     assert metered.histogram.counts[0] == 1, "at most 5 ms"
     assert metered.histogram.counts[-1] == 1, "more than 10 s"
+
+
+def test_every_chunk_of_a_long_stream_costs_the_same() -> None:
+    """In calls, which no load of the machine changes."""
+    metered = Metered(tbt_seconds=0.05)
+    calls = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    def cost(begin: int, end: int) -> int:
+        nonlocal calls
+        calls = 0
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            for number in range(begin, end):
+                metered.meter.on_read(token("a"), number * 0.01)
+        finally:
+            sys.setprofile(before)
+        return calls
+
+    cost(0, 100)
+    early = cost(100, 300)
+    cost(300, 9_800)
+    assert cost(9_800, 10_000) <= early * 1.01

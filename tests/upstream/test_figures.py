@@ -74,6 +74,12 @@ class TestReport:
     def test_without_labels(self) -> None:
         assert read_report("vllm:num_requests_running 4\nvllm:kv_cache_usage_perc 1\n") == EngineReport(4, 0, 1.0, 0)
 
+    def test_by_the_name_that_the_usage_had_before(self) -> None:
+        before = load(usage=0.75).replace("kv_cache_usage_perc", "gpu_cache_usage_perc")
+        assert read_report(before) == EngineReport(3, 2, 0.75, 7)
+        both = load() + "\n".join(line for line in before.splitlines() if "usage" in line)
+        assert read_report(both) == EngineReport(3, 2, 0.25, 7)
+
     def test_of_a_simulated_engine(self) -> None:
         """Those of the simulator's own server, which has vLLM's names."""
         server = SimulatedServer(SimulatedEngine(), model="m")
