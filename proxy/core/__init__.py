@@ -14,7 +14,7 @@ A map:
     When an engine gets a whole prompt, and which.
 ``slicing``, ``tiles``, ``hitrate``
     When it gets a piece of one.
-``engine``, ``limits``, ``steplog``, ``feedback``, ``forecast``, ``stepmodel``
+``engine``, ``stepclock``, ``limits``, ``steplog``, ``feedback``, ``forecast``, ``stepmodel``
     What is believed of an engine: its clock, its steps, how far away it is.
 ``growth``, ``selfreport``, ``prefix``, ``promptsize``
     What is believed of its memory, and of prompts.

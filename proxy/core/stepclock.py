@@ -1,0 +1,231 @@
+"""The clock of one engine: which step it is in, since when, and what is in it and in those to come.
+
+An engine does not tell when its steps end or how far a prefill has come. But a stock vLLM gives each running decode
+exactly one token per step, so the stream that has seen the most tokens is a clock: when it gets its next token, a step
+has ended. In that step the engine had ``budget - decodes`` tokens to spend on prompts, and it spends them in the order
+of release. That is enough to know how many released prompt tokens it has still to work on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING
+
+from proxy.core.blame import Blame, blame
+from proxy.core.feedback import FeedbackDelay
+from proxy.core.forecast import Forecast, foresee, spread
+from proxy.core.selfreport import SelfReports
+from proxy.core.steplog import Prefill, StepLog
+from proxy.core.stepmodel import OnlineStepModel, StepLoad
+
+if TYPE_CHECKING:
+    from proxy.core.limits import EngineLimits
+
+
+@dataclass(slots=True)
+class Stream:
+    """A decode in flight. ``step`` is the clock's reading when its latest token came."""
+
+    context: int
+    step: int
+    tbt_seconds: float | None
+
+
+_STEP_SECONDS_PRIOR = 0.03
+_STEP_SECONDS_WEIGHT = 0.1
+_STEP_SECONDS_OUTLIER = 4
+"""A step counts as at most this many usual ones: a stall is no reason to expect the next."""
+
+_PATIENCE_STEPS = 3
+"""How many usual steps the clock may be silent before steps are assumed to go by unseen (a stall, a preemption)."""
+
+
+class StepClock:
+    """Steps seen and assumed, and the prefills and streams that are in them. A base of ``EngineBelief``."""
+
+    def __init__(self, limits: EngineLimits, feedback_seconds: float) -> None:
+        self.limits = limits
+        self.delay = FeedbackDelay(feedback_seconds)
+        self.step_seconds = _STEP_SECONDS_PRIOR
+        """Moving average of the time between two observed step ends."""
+        self.model = OnlineStepModel()
+        """What its steps take, by their content."""
+        self.reports = SelfReports()
+        self.backlog = 0
+        """Released prompt tokens that the engine has not worked on yet."""
+        self.siblings = 0
+        """Answers beyond the first, of requests that ask for several."""
+        self._clock = 0  # the most tokens that any stream has seen, and so the steps that we saw end
+        self._step = 0  # number of the step under way, seen or assumed
+        self._step_began_at = 0.0
+        self._silent = False  # steps have been assumed since the last that we saw end
+        self._prefills: dict[str, Prefill] = {}  # in order of release
+        self._streams: dict[str, Stream] = {}
+        self._stream_context = 0
+        self._log = StepLog(self.delay)
+
+    @property
+    def decodes(self) -> int:
+        return len(self._streams)
+
+    @property
+    def outstanding(self) -> int:
+        """Sequences released to it and not over."""
+        return len(self._prefills) + len(self._streams)
+
+    @property
+    def prefill_budget(self) -> int:
+        """Prompt tokens that fit in its next step beside one token of every decode."""
+        return max(1, self.limits.token_budget - len(self._streams) - self.siblings - self.reports.foreign)
+
+    def lead_tokens(self) -> int:
+        """Prompt tokens that it works through before it can have what we release now (at least one step's)."""
+        steps = max(1, ceil(self.delay.seconds / max(self.step_seconds, 1e-6))) + self.delay.steps
+        return self.prefill_budget * steps
+
+    def estimated_wait_seconds(self, prompt_tokens: int) -> float:
+        """Time until a prompt released now would have its first token, by the current step time."""
+        return (self.backlog + prompt_tokens) / self.prefill_budget * self.step_seconds
+
+    @property
+    def step(self) -> int:
+        """Number of the step under way, seen or assumed."""
+        return self._step
+
+    def untaken(self) -> int:
+        """Released prompt tokens that are not part of the step under way either."""
+        return self.backlog - self._loads()[0].prefill_tokens
+
+    def forecast(self, now: float, *, soonest: bool = False) -> Forecast:
+        """What is in the step under way and, of what has been released, in those to come, each with all decodes.
+
+        ``soonest``: if everything on its way arrives as soon as it can.
+        """
+        return foresee(self._loads(soonest=soonest), self.model, self._step_began_at, now)
+
+    def intake(self, released_at: float, now: float) -> range:
+        """The steps, counted from the one under way, any of which may take in what was released then."""
+        late = self._intake(self.forecast(now), released_at)
+        soon = self._intake(self.forecast(now, soonest=True), released_at)
+        return range(min(late.start, soon.start), max(late.stop, soon.stop))
+
+    def _intake(self, forecast: Forecast, released_at: float) -> range:
+        delay = self.delay
+        error_seconds = self.model.margin_seconds(forecast.loads[0])
+        return forecast.intake(
+            released_at + delay.least_seconds, released_at + delay.seconds, delay.steps, error_seconds
+        )
+
+    def _loads(self, *, soonest: bool = False) -> list[StepLoad]:
+        joining = ((p, p.may_join if soonest else p.joins) for p in self._prefills.values())
+        return spread(joining, self._step, self.prefill_budget, len(self._streams), self._stream_context)
+
+    def blame(self, gap_seconds: float, tbt_seconds: float, chunks: int, now: float) -> Blame:
+        """Say why a stream waited for ``gap_seconds`` until ``now`` for ``chunks`` chunks, longer than it was to."""
+        return blame(self._log.since(now - gap_seconds), gap_seconds, tbt_seconds, chunks, self.model)
+
+    def silent_until(self) -> float | None:
+        """When the clock, if it stays silent, is no longer believed; ``None`` while there is no backlog to work on."""
+        return self._step_began_at + self._patience_seconds() if self.backlog else None
+
+    def assume_steps(self, now: float) -> None:
+        """Let the steps pass that must have ended by ``now`` although no token told of them.
+
+        Answers that are not streamed and prompts before the first token are silent. To take their backlog for
+        untouched would leave the engine idle; to take it for done too early only loosens the gate.
+        """
+        # The first comparison spares the second most of the time: no step is expected to be shorter than usual.
+        while self.backlog and now >= self._step_began_at + self.step_seconds * self._patience_steps():
+            if now < self._step_began_at + self._patience_seconds():
+                return
+            expected = self._step_expected_seconds()
+            steps = max(1, int((now - self._step_began_at) / expected))
+            self._silent = True
+            for prefill in self._prefills.values():
+                prefill.tells_delay = False
+            self._next_step(steps, self._step_began_at + steps * expected)
+
+    def _patience_seconds(self) -> float:
+        return self._step_expected_seconds() * self._patience_steps()
+
+    def _patience_steps(self) -> int:
+        # Without a stream nothing tells of a step's end, so there is nothing to be patient for.
+        return _PATIENCE_STEPS if self._streams else 1
+
+    def _step_expected_seconds(self) -> float:
+        """How long the step under way should take, if it has taken in all that was released."""
+        loads = self._loads()
+        everything = loads[0]._replace(
+            prefill_tokens=min(self.prefill_budget, sum(load.prefill_tokens for load in loads)),
+            attention=sum(load.attention for load in loads),
+            prefills=sum(load.prefills for load in loads),
+        )
+        return max(self.step_seconds, self.model.predict(everything))
+
+    def _add_prefill(
+        self,
+        key: str,
+        tokens: int,
+        context: int,
+        now: float,
+        tbt_seconds: float | None = None,
+        *,
+        streamed: bool = True,
+        of: str | None = None,
+    ) -> None:
+        joins, may_join = self._joins(now, now)
+        tells_delay = (
+            bool(self._streams)
+            and not self._silent
+            and self.untaken() + tokens <= self.prefill_budget
+            and not any(p.doubts for p in self._prefills.values())  # what keeps those may keep this one
+        )
+        if not self.outstanding:  # idle: this prompt itself begins the next step
+            joins = may_join = self._step
+            self._step_began_at = now
+        elif not self.backlog and now >= self._step_began_at + self._patience_seconds():
+            self._step_began_at = now  # silent, and for long: nobody knows when the step under way began
+        self._prefills[key] = Prefill(
+            tokens, joins, may_join, now, context, tbt_seconds, streamed, tells_delay, of or key
+        )
+        self.backlog += tokens
+
+    def _on_output(self, prefill: Prefill, now: float) -> None:
+        self.backlog -= prefill.remaining
+        prefill.over = True
+        self._log.on_output(prefill, now)
+
+    def _learn_step_seconds(self, seconds: float) -> None:
+        bounded = min(max(seconds, 1e-6), _STEP_SECONDS_OUTLIER * self.step_seconds)
+        self.step_seconds += _STEP_SECONDS_WEIGHT * (bounded - self.step_seconds)
+
+    def _next_step(self, count: int, now: float, *, observed: bool = False) -> None:
+        """``count`` steps have ended, the last one now: account for the prompt tokens worked on in them."""
+        self._step += count
+        judged = self._log.next_step(
+            self._step_began_at, now, len(self._streams), self._stream_context, self._step + 1, observed=observed
+        )
+        if judged.load is not None:
+            self.model.observe(judged.load, judged.seconds)
+        self.backlog += judged.undone
+        self._step_began_at = now
+        budget = self.prefill_budget * count - judged.spent
+        for prefill in self._prefills.values():
+            present = min(count, self._step - prefill.joins)
+            worked_on = min(prefill.remaining, budget, self.prefill_budget * present)
+            if worked_on > 0:
+                self._log.add(prefill, worked_on)
+                self.backlog -= worked_on
+                budget -= worked_on
+        self.backlog += self._log.doubt(self.model, self._step + 1)
+        composed = self._step + self.delay.steps
+        for prefill in self._prefills.values():
+            if prefill.joins >= composed and not prefill.doubts:  # until now it may have missed this step
+                prefill.joins, soonest = self._joins(prefill.released_at, now)
+                prefill.may_join = max(self._step, min(soonest, prefill.may_join))  # the step under way may have it
+
+    def _joins(self, released_at: float, now: float) -> tuple[int, int]:
+        """The first step believed to work on what was released then, and the first that may."""
+        steps = self.intake(released_at, now)
+        return self._step + steps[-1], self._step + steps[0]
