@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from proxy.core.actions import Action
     from proxy.core.config import SchedulerConfig
     from proxy.core.events import EngineUp
+    from proxy.core.lane import Waiting
     from proxy.core.ledger import Ledger
-    from proxy.core.queue import WaitingQueue
+    from proxy.core.queue import Servers, WaitingQueue
     from proxy.core.selfreport import EngineReport
 
 
@@ -193,7 +194,15 @@ def _refuse_where_none_is_up(ledger: Ledger, now: float) -> list[Action]:
 
 def _regroup(ledger: Ledger, reason: RejectReason, now: float) -> list[Action]:
     """Sort the waiting requests into queues anew, as other engines serve other models now."""
-    waiting = [w for _, queue in ledger.backlog.queues() for w in queue]
+    serves: dict[str, Servers] = {}  # by model: there may be thousands of requests, and a thousand engines
+    waiting: list[Waiting] = []
+    for servers, queue in ledger.backlog.queues():
+        for w in queue:
+            model = w.request.model
+            if model not in serves:
+                serves[model] = ledger.servers(model)
+            if serves[model] != servers:  # all others stay where they are
+                waiting.append(w)
     for w in waiting:
         ledger.drop(w)
     ledger.overload.forget_idle()

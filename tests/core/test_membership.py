@@ -58,6 +58,21 @@ def test_who_waits_goes_to_the_engines_that_are_left() -> None:
     assert play.end("b", at=0.3) == ["dispatch c e1"]
 
 
+def test_who_is_served_by_the_same_engines_as_before_is_left_alone() -> None:
+    """Sorting thousands anew for an engine that is not for them would hold up every stream."""
+    play = Play(engines={"e0": ["m"], "e1": ["n"]}, max_num_seqs=1)
+    play.arrive("a", model="m")
+    play.arrive("b", model="m")
+    play.arrive("c", model="n")
+    play.arrive("d", model="n")
+    (_, of_m), (_, of_n) = play.scheduler.ledger.backlog.queues()
+    play.scheduler.handle(EngineUp("e2", make_limits(max_num_seqs=1), frozenset({"n"})), 1.0)
+    play.arrive("e", model="n", at=1.0)
+    queues = [queue for _, queue in play.scheduler.ledger.backlog.queues()]
+    assert queues[0] is of_m
+    assert of_n not in queues
+
+
 def test_with_the_last_engine_those_who_wait_are_told_that_there_is_none() -> None:
     play = Play(max_num_seqs=1)
     play.arrive("a")
