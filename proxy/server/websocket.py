@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from proxy.wire import headers as wire_headers
 from proxy.wire.errors import UpstreamFailure, answer
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from proxy.upstream.credentials import EngineTrust
 
 _Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
@@ -21,6 +24,10 @@ _Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 _HEARTBEAT_SECONDS = 30.0
 """Who does not answer a ping within half of it is gone."""
 _CLOSE_SECONDS = 2.0
+_LOOK_SECONDS = 0.1
+"""How often it is looked whether a client is there whose bytes are not read."""
+_TCP_ENDED = (7, 8)
+"""States of a TCP connection, as Linux numbers them: closed, or closed by the other side (close wait)."""
 _KEY_PROTOCOL = "openai-insecure-api-key."
 """So begins the subprotocol by which browsers hand over their key."""
 _NO_STATUS, _ABNORMAL, _NORMAL, _FAILED = 1005, 1006, 1000, 1011
@@ -60,7 +67,8 @@ class WebSockets:
         if request.transport is not None:
             request.transport.pause_reading()  # what a client sends ahead of the answer waits in its own buffers
         try:
-            engine = await self._connect(request, engine_id, protocols, keep_credentials=keep_credentials)
+            connecting = self._connect(request, engine_id, protocols, keep_credentials=keep_credentials)
+            engine = await _while_there(request.transport, connecting)
         except aiohttp.WSServerHandshakeError as refusal:
             status = refusal.status if refusal.status >= 400 else 502
             return web.Response(status=status, text=f"the engine refuses the WebSocket: {refusal.status}\n")
@@ -103,6 +111,34 @@ class WebSockets:
                 autoclose=False,
                 ssl=self._trust.tls or True,
             )
+
+
+async def _while_there(
+    client: asyncio.BaseTransport | None, connecting: Coroutine[None, None, aiohttp.ClientWebSocketResponse]
+) -> aiohttp.ClientWebSocketResponse:
+    """Connect to an engine for a client whose bytes are not read meanwhile, so that its end is not noticed by itself.
+
+    Raises:
+        ConnectionResetError: the client has left.
+    """
+    task = asyncio.ensure_future(connecting)
+    try:
+        while not (await asyncio.wait((task,), timeout=_LOOK_SECONDS))[0]:
+            if client is None or _has_left(client):
+                raise ConnectionResetError("the client has left")
+        return task.result()
+    finally:
+        task.cancel()
+
+
+def _has_left(client: asyncio.BaseTransport) -> bool:
+    connection, info = client.get_extra_info("socket"), getattr(socket, "TCP_INFO", None)
+    if client.is_closing() or connection is None or info is None:
+        return client.is_closing()
+    try:
+        return connection.getsockopt(socket.IPPROTO_TCP, info, 1)[0] in _TCP_ENDED
+    except OSError:
+        return False  # not a TCP connection
 
 
 async def _join(client: _Socket, engine: _Socket) -> None:

@@ -797,6 +797,31 @@ async def websocket_passes(t: Bench) -> None:
     equal(t.calls[0].header("openai-beta"), ["realtime=v1"], "OpenAI-Beta")
 
 
+@case(
+    AREA,
+    "a client asks for a WebSocket, sends a message ahead, and leaves (FIN, RST) before the engine has answered",
+    right="the engine's connection is closed within 1 s",
+    why="who does not read what is sent ahead does not see the end behind it",
+    needs=(Claim.WEBSOCKET,),
+)
+async def websocket_client_leaves_early(t: Bench) -> None:
+    async def engine(call: Seen) -> None:
+        assert call.reader is not None
+        with contextlib.suppress(ConnectionError):
+            await call.reader.read()
+        call.close()
+
+    t.script(engine, early=True)
+    upgrade = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13")
+    key = f"Sec-WebSocket-Key: {base64.b64encode(bytes(16)).decode()}"
+    for leave in ("close", "reset"):
+        connection = await t.connect()
+        await connection.send(t.request(None, *upgrade, key, path="/v1/realtime?model=m", method="GET") + _EARLY)
+        call = await t.call()
+        getattr(connection, leave)()
+        await within(1, call.finished.wait(), f"the engine's connection stays open ({leave})")
+
+
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _EARLY = b"\x81\x85\0\0\0\0early"
 

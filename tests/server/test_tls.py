@@ -101,7 +101,12 @@ class TestOfEngines:
         names: list[str | None] = []
         context.sni_callback = lambda _, name, __: names.append(name)
 
-        async def answer(_: web.Request) -> web.Response:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            if request.headers.get("Upgrade") == "websocket":
+                socket = web.WebSocketResponse()
+                await socket.prepare(request)
+                await socket.send_str("hello")
+                return socket
             return web.json_response({"data": [{"id": "m"}], "choices": []})
 
         app = web.Application()
@@ -128,6 +133,17 @@ class TestOfEngines:
             assert await self.ask(url, engine_tls_ca=tmp_path / "ca.pem") == 200
             assert set(names) == {"localhost"}, "it is asked for by its name (SNI)"
             assert await self.ask(url, engine_tls_verify=False) == 200
+
+    async def test_websockets_go_to_them_by_tls_too(self, authority: trustme.CA, tmp_path: Path) -> None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        authority.issue_cert("localhost").configure_cert(context)
+        authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+        async with (
+            self.engine(context) as (url, _),
+            live_proxy(url, engine_tls_ca=tmp_path / "ca.pem") as proxy,
+            proxy.client.ws_connect("/v1/realtime") as socket,
+        ):
+            assert await socket.receive_str() == "hello"
 
     async def test_the_name_has_to_be_that_of_the_certificate(self, authority: trustme.CA, tmp_path: Path) -> None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
