@@ -1,4 +1,4 @@
-"""The way of a generation request: read, wait for the scheduler, send to an engine, relay, account.
+"""The way of a generation request: read, wait for the scheduler, send to an engine, relay (``relay``), account.
 
 Bytes pass in both directions as they came; what is parsed is parsed beside them.
 """
@@ -22,14 +22,13 @@ from proxy.core.entrance import refused_unread
 from proxy.core.prefix import NO_BLOCKS
 from proxy.core.request import Outcome, Request, RequestClass
 from proxy.server.access import CALLER, AccessError
-from proxy.server.answers import STARTED, error_response, relayed
+from proxy.server.answers import STARTED, error_response
 from proxy.server.bodies import looked_into, read_body, withholds_body
-from proxy.server.downstream import Downstream
-from proxy.server.meter import StreamMeter
+from proxy.server.relay import relay
 from proxy.server.slices import Slicer, slice_headers
 from proxy.server.waiting import as_event, decided
 from proxy.telemetry.report import RequestReport, TokenTimes
-from proxy.upstream.client import Cutter, EngineAnswer, EngineClient, EngineError
+from proxy.upstream.client import Cutter, EngineClient, EngineError
 from proxy.wire import headers as wire_headers
 from proxy.wire.alias import rename_model
 from proxy.wire.apis import APIS
@@ -37,7 +36,7 @@ from proxy.wire.coding import UnknownCodingError
 from proxy.wire.errors import ErrorAnswer, LocalFailure, UpstreamFailure, answer, bad_request, model_not_found
 from proxy.wire.openai import BadRequest
 from proxy.wire.prompt import plan_slices
-from proxy.wire.usage import UsageRemover, ask_for_usage
+from proxy.wire.usage import ask_for_usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,12 +56,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_ERROR = 400
 _BUSY = (429, 503)
 """Statuses by which an engine says that its own queue is full: it has not started the request."""
 _NOT_DECODED = answer(LocalFailure.BAD_REQUEST, message="the request body cannot be decoded")
-_MAX_USAGE_BODY_BYTES = 1 << 20
-"""A longer answer that is not streamed passes without a look at its usage."""
 
 
 @dataclass(slots=True)
@@ -281,7 +277,7 @@ class Generator:
                     engine_id, request.method, request.rel_url.raw_path_qs, forwarded.items(), body, cutter=cutter
                 ) as upstream:
                     if upstream.status not in _BUSY:
-                        return await self._relay(request, report, upstream)
+                        return await relay(request, report, upstream, self.driver, self.metrics)
                     asked_seconds = wire_headers.retry_after_seconds(upstream.headers)
             except EngineError as error:
                 if error.failure is not UpstreamFailure.CONNECT_FAILED:
@@ -296,98 +292,6 @@ class Generator:
         if self.comment_seconds is None or not report.stream:
             return await ticket
         return await decided(ticket, request, self.comment_seconds, {"X-Request-Id": report.client_id})
-
-    async def _relay(self, request: web.Request, report: RequestReport, upstream: EngineAnswer) -> web.StreamResponse:
-        report.status = upstream.status
-        streamed = upstream.content_type == "text/event-stream"
-        remover = UsageRemover() if report.asked_usage and streamed else None
-        response = request.get(STARTED) or relayed(request, upstream)
-        response.headers.setdefault("X-Request-Id", report.client_id)
-        if remover is not None and not response.prepared:
-            response.headers.popall("Content-Length", None)
-        as_one_event = response.prepared and not streamed
-        api = APIS[report.path]
-        histogram, blame = self.metrics.tbt(report.request_class.name), self.driver.scheduler.blame
-        meter = StreamMeter(report, histogram, self.driver.on_tokens, blame, api.read_event)
-        kept: bytearray | None = bytearray()
-        failure: UpstreamFailure | None = None
-        request[STARTED] = response
-        try:
-            if streamed:
-                await self._pump(request, response, upstream, meter, remover)
-            elif as_one_event:
-                kept = None
-                named = not api.is_openai and upstream.status >= _ERROR
-                await response.write(as_event(await upstream.read(), named=named))
-            else:
-                await response.prepare(request)
-                async for data in upstream.chunks():
-                    await response.write(data)
-                    if kept is not None:
-                        kept += data
-                        if len(kept) > _MAX_USAGE_BODY_BYTES:
-                            kept = None
-        except EngineError as error:
-            failure = error.failure
-        else:
-            if streamed and upstream.ends_with_connection and not meter.complete:
-                failure = UpstreamFailure.CUT_MID_STREAM
-        if failure is not None:
-            report.outcome, report.reason = Outcome.ENGINE_FAILED, str(failure)
-            frame = api.error_frame(answer(failure))
-            await self._tell_cut(request, response, meter if streamed or as_one_event else None, frame)
-            return response
-        if upstream.status >= _ERROR or meter.error:
-            report.outcome, report.reason = Outcome.ENGINE_ERROR, f"engine_{upstream.status}"
-        else:
-            report.outcome = Outcome.COMPLETED
-        if kept and not streamed:
-            usage = api.read_usage(bytes(kept))
-            report.prompt_tokens_told, report.completion_tokens, report.cached_tokens = usage
-            report.prompt_tokens = report.prompt_tokens_told or report.prompt_tokens
-        await response.write_eof()
-        return response
-
-    async def _pump(
-        self,
-        request: web.Request,
-        response: web.StreamResponse,
-        upstream: EngineAnswer,
-        meter: StreamMeter,
-        remover: UsageRemover | None,
-    ) -> None:
-        """Relay a stream from the callback that reads it: this is the path of every token."""
-        downstream = await Downstream.begin(request, response)
-        write, observe, now = downstream.write, meter.on_read, self.driver.now
-
-        def relay(data: bytes) -> bool:
-            keeps_up = write(data)
-            observe(data, now())
-            return keeps_up
-
-        def relay_without_usage(data: bytes) -> bool:
-            assert remover is not None
-            passed = remover.feed(data)
-            keeps_up = write(passed) if passed else True
-            observe(data, now())
-            return keeps_up
-
-        await upstream.pump(relay if remover is None else relay_without_usage, downstream.drain)
-        # Of a stream that was cut, the part of an event that is held back goes with it: the error takes its place.
-        if remover is not None and (rest := remover.end()):
-            write(rest)
-
-    async def _tell_cut(
-        self, request: web.Request, response: web.StreamResponse, meter: StreamMeter | None, frame: bytes
-    ) -> None:
-        """End an answer that the engine cut: one error event in a stream, a cut of our own in anything else."""
-        if meter is None or response.content_length is not None:
-            # A body of stated length cannot say that it is incomplete, but a connection that closes too early does.
-            if request.transport is not None:
-                request.transport.abort()
-            return
-        await response.write(frame if meter.at_boundary else b"\n\n" + frame)
-        await response.write_eof()
 
     def _refuse(self, report: RequestReport, reason: str, told: ErrorAnswer) -> web.Response:
         report.outcome, report.reason, report.status = Outcome.REJECTED, str(reason), told.status

@@ -1,0 +1,132 @@
+"""The relay of one answer from an engine to its client.
+
+Bytes pass as they came; what is parsed is parsed beside them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proxy.core.request import Outcome
+from proxy.server.answers import STARTED, relayed
+from proxy.server.downstream import Downstream
+from proxy.server.meter import StreamMeter
+from proxy.server.waiting import as_event
+from proxy.upstream.client import EngineAnswer, EngineError
+from proxy.wire.apis import APIS
+from proxy.wire.errors import UpstreamFailure, answer
+from proxy.wire.usage import UsageRemover
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from proxy.server.driver import Driver
+    from proxy.telemetry.metrics import Metrics
+    from proxy.telemetry.report import RequestReport
+
+_ERROR = 400
+_MAX_USAGE_BODY_BYTES = 1 << 20
+"""A longer answer that is not streamed passes without a look at its usage."""
+
+
+async def relay(
+    request: web.Request, report: RequestReport, upstream: EngineAnswer, driver: Driver, metrics: Metrics
+) -> web.StreamResponse:
+    """Pass an engine's answer on, whole or as it comes, and note in ``report`` what came of it.
+
+    Raises:
+        ConnectionError: the client is gone.
+    """
+    report.status = upstream.status
+    streamed = upstream.content_type == "text/event-stream"
+    remover = UsageRemover() if report.asked_usage and streamed else None
+    response = request.get(STARTED) or relayed(request, upstream)
+    response.headers.setdefault("X-Request-Id", report.client_id)
+    if remover is not None and not response.prepared:
+        response.headers.popall("Content-Length", None)
+    as_one_event = response.prepared and not streamed
+    api = APIS[report.path]
+    histogram, blame = metrics.tbt(report.request_class.name), driver.scheduler.blame
+    meter = StreamMeter(report, histogram, driver.on_tokens, blame, api.read_event)
+    kept: bytearray | None = bytearray()
+    failure: UpstreamFailure | None = None
+    request[STARTED] = response
+    try:
+        if streamed:
+            await _pump(request, response, upstream, driver, meter, remover=remover)
+        elif as_one_event:
+            kept = None
+            named = not api.is_openai and upstream.status >= _ERROR
+            await response.write(as_event(await upstream.read(), named=named))
+        else:
+            await response.prepare(request)
+            async for data in upstream.chunks():
+                await response.write(data)
+                if kept is not None:
+                    kept += data
+                    if len(kept) > _MAX_USAGE_BODY_BYTES:
+                        kept = None
+    except EngineError as error:
+        failure = error.failure
+    else:
+        if streamed and upstream.ends_with_connection and not meter.complete:
+            failure = UpstreamFailure.CUT_MID_STREAM
+    if failure is not None:
+        report.outcome, report.reason = Outcome.ENGINE_FAILED, str(failure)
+        frame = api.error_frame(answer(failure))
+        await _tell_cut(request, response, meter if streamed or as_one_event else None, frame)
+        return response
+    if upstream.status >= _ERROR or meter.error:
+        report.outcome, report.reason = Outcome.ENGINE_ERROR, f"engine_{upstream.status}"
+    else:
+        report.outcome = Outcome.COMPLETED
+    if kept and not streamed:
+        usage = api.read_usage(bytes(kept))
+        report.prompt_tokens_told, report.completion_tokens, report.cached_tokens = usage
+        report.prompt_tokens = report.prompt_tokens_told or report.prompt_tokens
+    await response.write_eof()
+    return response
+
+
+async def _pump(
+    request: web.Request,
+    response: web.StreamResponse,
+    upstream: EngineAnswer,
+    driver: Driver,
+    meter: StreamMeter,
+    *,
+    remover: UsageRemover | None,
+) -> None:
+    """Relay a stream from the callback that reads it: this is the path of every token."""
+    downstream = await Downstream.begin(request, response)
+    write, observe, now = downstream.write, meter.on_read, driver.now
+
+    def relay(data: bytes) -> bool:
+        keeps_up = write(data)
+        observe(data, now())
+        return keeps_up
+
+    def relay_without_usage(data: bytes) -> bool:
+        assert remover is not None
+        passed = remover.feed(data)
+        keeps_up = write(passed) if passed else True
+        observe(data, now())
+        return keeps_up
+
+    await upstream.pump(relay if remover is None else relay_without_usage, downstream.drain)
+    # Of a stream that was cut, the part of an event that is held back goes with it: the error takes its place.
+    if remover is not None and (rest := remover.end()):
+        write(rest)
+
+
+async def _tell_cut(
+    request: web.Request, response: web.StreamResponse, meter: StreamMeter | None, frame: bytes
+) -> None:
+    """End an answer that the engine cut: one error event in a stream, a cut of our own in anything else."""
+    if meter is None or response.content_length is not None:
+        # A body of stated length cannot say that it is incomplete, but a connection that closes too early does.
+        if request.transport is not None:
+            request.transport.abort()
+        return
+    await response.write(frame if meter.at_boundary else b"\n\n" + frame)
+    await response.write_eof()
