@@ -285,6 +285,7 @@ class Generator:
                     report.status = answer(error.failure).status
                     return await _in_time(request, _error(report, answer(error.failure)))
             # The engine provably has not started: back to the request's old place in the queue.
+            report.engine_id = None
             cutter.renew()  # its removal has nothing to do with the next one
             ticket = self.driver.not_started(report.request_id, asked_seconds)
 

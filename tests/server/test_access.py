@@ -156,6 +156,22 @@ async def test_several_answers_are_held_and_charged_each(engine: ScriptedEngine)
         assert proxy.samples("slai_tokens_total")["relaxed", "output"] == 2 * 4 * 3
 
 
+async def test_who_leaves_while_an_engine_has_turned_it_away_pays_nothing(engine: ScriptedEngine) -> None:
+    async def script(call: Call) -> None:
+        await call.answer(b"", status="503 Service Unavailable", headers=("Retry-After: 60",))
+
+    engine.script = script
+    async with live_proxy(engine, keys=keys(tokens_per_minute=1000)) as proxy:
+        quota = proxy.app_access._quotas[hashlib.sha256(KEY.encode()).hexdigest()]
+        asked = asyncio.ensure_future(ask(proxy, body=b'{"model": "m", "prompt": "%b"}' % (b"x " * 900)))
+        await until(lambda: engine.calls and proxy.scheduler.waiting)
+        asked.cancel()
+        await until(lambda: not quota.active)
+        left = quota.tokens(proxy.app_access.now())
+        assert left is not None
+        assert left.remaining == 1000
+
+
 async def test_a_prompt_beyond_the_limit_is_told_not_to_come_back(engine: ScriptedEngine) -> None:
     async with live_proxy(engine, keys=keys(tokens_per_minute=5)) as proxy:
         status, _, headers = await ask(proxy, body=b'{"model": "m", "prompt": [1,2,3,4,5,6]}')
