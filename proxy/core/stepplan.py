@@ -34,6 +34,8 @@ _YOUNG_STEPS = 32
 """Steps of which a step model knows too little to fill one up to a deadline by it."""
 _WORTH = 0.05
 """Share by which holding decodes back must enlarge a step's prompt tokens to be done."""
+_CLOCK_SECONDS = 0.002
+"""What a step may take longer than any model can know."""
 _MOSTLY = 0.75
 
 
@@ -178,23 +180,45 @@ class Deadline:
         if not ready:
             return StepPlan(state.token_budget, order=names)
         held: frozenset[str] = frozenset()
-        tokens = self._fitting(state, state.decodes)
+        prompts = sorted([*state.begun, *entering], key=self.order)
+        tokens = self._fitting(state, state.decodes, prompts)
         if tokens < ready and state.kv_usage < _KV_PRESSURE and self.model.steps >= _YOUNG_STEPS:
             patient = self._patient(state, tokens)
             running = [d for d in state.decodes if d.id not in patient]
-            enlarged = self._fitting(state, running)
+            enlarged = self._fitting(state, running, prompts)
             if patient and enlarged >= (1 + _WORTH) * tokens:
                 held, tokens = patient, enlarged
-                spare = tokens - ready
-                if spare > 0:  # not all of them have to wait for that
-                    held = _beyond(sorted((d for d in state.decodes if d.id in held), key=lambda d: d.due_at), spare)
-                    tokens = ready
-        decoded = sum(d.tokens for d in state.decodes if d.id not in held)
-        passed, chunk = self._pass(state, entering, tokens)
+                if tokens > ready:  # not all of them have to wait for that
+                    held, tokens = self._fewest(state, patient, prompts, ready), ready
+        running = [d for d in state.decodes if d.id not in held]
+        decoded = sum(d.tokens for d in running)
+        while True:
+            passed, chunk = self._pass(state, entering, tokens)
+            # The engine's order is another one than that by which the tokens were counted.
+            served = [p for p in state.begun if p.id not in passed] + entering
+            fitting = self._fitting(state, running, served, chunk)
+            if fitting >= tokens:
+                break
+            tokens = min(fitting, tokens - tokens // 64)  # by steps that end soon
         return StepPlan(min(state.token_budget, decoded + tokens), held | passed, names, chunk)
 
-    def _fitting(self, state: EngineState, decodes: Sequence[Decode]) -> int:
-        """Prompt tokens that may go with these decodes for every one of all to be in time."""
+    def _fewest(
+        self, state: EngineState, patient: frozenset[str], prompts: Sequence[Prompt], tokens: int
+    ) -> frozenset[str]:
+        """Of the decodes that can wait those that have to, for so many prompt tokens to fit: who is due last."""
+        running = [d for d in state.decodes if d.id not in patient]
+        others = sorted((d for d in state.decodes if d.id in patient), key=lambda d: d.due_at)
+        low, high = 0, len(others)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._fitting(state, running + others[:middle], prompts) >= tokens:
+                low = middle
+            else:
+                high = middle - 1
+        return frozenset(d.id for d in others[low:])
+
+    def _fitting(self, state: EngineState, decodes: Sequence[Decode], prompts: Sequence[Prompt], chunk: int = 0) -> int:
+        """Tokens of these prompts, in this order, that may go with these decodes for every one of all to be in time."""
         most = state.token_budget - sum(d.tokens for d in decodes)
         least = max(1, min(self.least_tokens, most))
         if not state.decodes:
@@ -204,9 +228,24 @@ class Deadline:
         # A step composed ahead ends one step later than the clock now says.
         seconds = min(d.due_at for d in state.decodes) - state.now
         base = StepLoad(0, len(decodes), sum(d.context for d in decodes))
-        seconds = (seconds - state.steps_ahead * self.model.predict(base)) / (1.0 + self.model.prompt_errors.p95)
-        offset = min((p.computed for p in state.begun), default=0)
-        return max(least, min(most, self.model.prefill_tokens_within(seconds, base, offset)))
+        seconds -= state.steps_ahead * self.model.predict(base)
+        seconds = min(seconds - _CLOCK_SECONDS, seconds / (1.0 + self.model.prompt_errors.p99))
+        return max(least, min(most, self._tokens_within(seconds, base, prompts, chunk)))
+
+    def _tokens_within(self, seconds: float, load: StepLoad, prompts: Sequence[Prompt], chunk: int) -> int:
+        """Tokens of these prompts, one after another, for a step to last so long: late ones of a prompt cost more."""
+        total = 0
+        for prompt in prompts:
+            wanted = min(prompt.remaining, chunk or prompt.remaining)
+            tokens = min(wanted, self.model.prefill_tokens_within(seconds, load, prompt.computed))
+            total += tokens
+            if tokens < wanted:
+                return total
+            attention = load.attention + tokens * (prompt.computed + tokens / 2)
+            load = load._replace(
+                prefill_tokens=load.prefill_tokens + tokens, attention=attention, prefills=load.prefills + 1
+            )
+        return total + self.model.prefill_tokens_within(seconds, load, 0)
 
     def _patient(self, state: EngineState, tokens: int) -> frozenset[str]:
         """The decodes whose tokens are still in time if they run in the step after this one."""
@@ -222,16 +261,15 @@ class Deadline:
         """
         if not state.begun:
             return frozenset(), 0
-        first = min(map(self.order, state.begun))
+        by_order = sorted(state.begun, key=self.order)
+        first = self.order(by_order[0])
         passing = [p for p in entering if self.order(p) < first]
         if not passing:
-            # Of those half-way only the first goes on, if it can use all of the step.
-            by_order = sorted(state.begun, key=self.order)
-            return frozenset(p.id for p in by_order[1:]) if by_order[0].remaining >= tokens else frozenset(), 0
+            return _share(by_order, tokens)
         wanted = sum(p.remaining for p in passing)
         if wanted >= _MOSTLY * tokens:
             return frozenset(p.id for p in state.begun), 0
-        return frozenset(), max(tokens - wanted, *(p.remaining for p in passing))
+        return frozenset(p.id for p in by_order[1:]), max(tokens - wanted, *(p.remaining for p in passing))
 
 
 def admissible(state: EngineState, ordered: Iterable[Prompt]) -> list[Prompt]:
@@ -244,6 +282,22 @@ def admissible(state: EngineState, ordered: Iterable[Prompt]) -> list[Prompt]:
         tokens -= prompt.remaining
         entering.append(prompt)
     return entering
+
+
+def _share(by_order: Sequence[Prompt], tokens: int) -> tuple[frozenset[str], int]:
+    """Let prompts half-way take no more than so many tokens together: who sits out, and how much one may take (0: all).
+
+    An engine gives what a step holds to those that run in order of their admission: a prompt would take the share of
+    the decodes behind it as well.
+    """
+    left, longest = tokens, 0
+    for index, prompt in enumerate(by_order):
+        if prompt.remaining > left:
+            goes_on = left >= longest  # else the limit would cut those before it short
+            return frozenset(p.id for p in by_order[index + goes_on :]), left if goes_on else 0
+        left -= prompt.remaining
+        longest = max(longest, prompt.remaining)
+    return frozenset(), 0
 
 
 def _beyond(decodes: Iterable[Decode], tokens: int) -> frozenset[str]:

@@ -15,6 +15,7 @@ from proxy.sim.blockcache import BlockCache
 from proxy.sim.kvcache import KvCache, Produced, Sequence
 from proxy.sim.profiles import PROFILES, Jitter, Profile
 from proxy.sim.schedulers import ENGINE_SCHEDULERS, Batch, EngineScheduler, EngineSchedulerName
+from proxy.sim.schedulers.base import load_of
 
 __all__ = ["EngineConfig", "Produced", "SimulatedEngine"]
 
@@ -167,7 +168,7 @@ class SimulatedEngine:
         if self._batch is not None:
             raise RuntimeError("the last step has not been finished")
         batch = self._scheduler.choose()
-        self.step_load = _load(batch)
+        self.step_load = load_of(batch)
         late, self._late = self._late, []
         for sequence in late:
             self._scheduler.add(sequence)
@@ -221,16 +222,3 @@ class SimulatedEngine:
             self._scheduler.remove(sequence)
         self._kv.take_back(sequence)
         sequence.alive = False
-
-
-def _load(batch: Batch) -> StepLoad:
-    kv_tokens = prefill_tokens = prefills = 0
-    attention = 0.0
-    for sequence, tokens in batch:
-        if sequence.decoding:
-            kv_tokens += sequence.computed
-        else:
-            prefills += 1
-            prefill_tokens += tokens
-            attention += tokens * (sequence.computed + tokens / 2)
-    return StepLoad(prefill_tokens, len(batch) - prefills, kv_tokens, attention, prefills)

@@ -97,6 +97,14 @@ _IN_ENGINE: tuple[tuple[str, EngineSchedulerName, str, dict[str, Any]], ...] = (
         "our scheduler: shortest remaining first, steps as long as TBT deadlines allow, streams with time wait",
         {"token_budget": 2048},
     ),
+    (
+        "plugin-deadline",
+        _Name.PLUGIN_DEADLINE,
+        "vLLM's scheduler and our plugin in it, with its policy deadline: what the plugin can be expected to do",
+        {"token_budget": 2048},
+    ),
+    ("plugin-slai", _Name.PLUGIN_SLAI, "the same, with the plugin's policy slai", {}),
+    ("plugin-rad", _Name.PLUGIN_RAD, "the same, with the plugin's policy rad", {}),
 )
 """Name, scheduler, what it is, and fields of ``EngineConfig`` that go with it."""
 

@@ -252,3 +252,48 @@ def test_a_deadline_that_can_be_kept_is_kept(due_in: list[float], length: int) -
     for d in running:
         if d.id in plan.held:
             assert NOW + 2 * seconds <= d.due_at + 1e-9
+
+
+def carried_out(plan: StepPlan, given_state: EngineState) -> tuple[StepLoad, set[str]]:
+    """What vLLM makes of a plan where prompts half-way were admitted before all decodes; and which decodes run."""
+    left, prompt_tokens, attention, prompts = plan.token_budget, 0, 0.0, 0
+    run = []
+    by_id = {p.id: p for p in given_state.waiting}
+    entering = admissible(given_state, [by_id[name] for name in plan.order or ()])
+    for p in [*given_state.begun, None, *entering]:
+        if p is None:
+            run = [d for d in given_state.decodes if d.id not in plan.held][:left]
+            left -= len(run)
+        elif p.id not in plan.held and (tokens := min(p.remaining, plan.chunk_tokens or p.remaining, left)):
+            left -= tokens
+            prompt_tokens += tokens
+            attention += tokens * (p.computed + tokens / 2)
+            prompts += 1
+    load = StepLoad(prompt_tokens, len(run), sum(d.context for d in run), attention, prompts)
+    return load, {d.id for d in run}
+
+
+@given(
+    st.lists(st.floats(0.1, 1.0), min_size=1, max_size=30),
+    st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 9000)), max_size=4),
+    st.lists(st.integers(1, 3000), max_size=4),
+)
+def test_deadlines_are_kept_in_the_engines_order_where_late_tokens_cost_more(
+    due_in: list[float], begun: list[tuple[int, int]], waiting: list[int]
+) -> None:
+    """As vLLM goes: prompts half-way first, in order of admission, with all that the step holds."""
+    model = OnlineStepModel(StepCoefficients(0.01, 5e-5, 4e-4, 1e-7, 5e-9, 0.0))
+    for n in range(64):
+        load = StepLoad(50 * (n % 10), n % 7, 700 * (n % 7), 3e4 * (n % 10), n % 10 > 0)
+        model.observe(load, model.predict(load))
+    given_state = state(
+        decodes(*due_in, context=500),
+        [prompt(f"w{n}", remaining) for n, remaining in enumerate(waiting)],
+        begun=[prompt(f"b{n}", remaining, computed=computed) for n, (remaining, computed) in enumerate(begun)],
+        budget=8192,
+    )
+    plan = Deadline(model).plan(given_state)
+    load, run = carried_out(plan, given_state)
+    assert run == {d.id for d in given_state.decodes} - plan.held, "no prompt takes the share of a decode"
+    if load.prefill_tokens > 128:
+        assert NOW + model.predict(load) <= min(d.due_at for d in given_state.decodes) + 1e-9

@@ -11,6 +11,7 @@ from enum import StrEnum
 from proxy.sim.schedulers.base import Batch, EngineScheduler, Scheduler
 from proxy.sim.schedulers.deadline import DeadlineScheduler
 from proxy.sim.schedulers.orca import OrcaScheduler
+from proxy.sim.schedulers.plugin import PluginDeadlineScheduler, PluginRadScheduler, PluginSlaiScheduler
 from proxy.sim.schedulers.rad import RadScheduler
 from proxy.sim.schedulers.sarathi import (
     PayingUsersFirst,
@@ -49,6 +50,9 @@ class EngineSchedulerName(StrEnum):
     SLAI_MENDED = "slai-mended"
     RAD = "rad"
     DEADLINE = "deadline"
+    PLUGIN_DEADLINE = "plugin-deadline"
+    PLUGIN_SLAI = "plugin-slai"
+    PLUGIN_RAD = "plugin-rad"
 
 
 ENGINE_SCHEDULERS: dict[EngineSchedulerName, type[EngineScheduler]] = {
@@ -67,4 +71,7 @@ ENGINE_SCHEDULERS: dict[EngineSchedulerName, type[EngineScheduler]] = {
     EngineSchedulerName.SLAI_MENDED: SlaiMendedScheduler,
     EngineSchedulerName.RAD: RadScheduler,
     EngineSchedulerName.DEADLINE: DeadlineScheduler,
+    EngineSchedulerName.PLUGIN_DEADLINE: PluginDeadlineScheduler,
+    EngineSchedulerName.PLUGIN_SLAI: PluginSlaiScheduler,
+    EngineSchedulerName.PLUGIN_RAD: PluginRadScheduler,
 }

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from sortedcontainers import SortedKeyList
 
+from proxy.core.stepmodel import StepLoad
+
 if TYPE_CHECKING:
     from proxy.sim.engine import EngineConfig
     from proxy.sim.kvcache import KvCache, Sequence
@@ -149,3 +151,17 @@ def start_over(sequence: Sequence, kv: KvCache) -> None:
     sequence.computed = 0
     sequence.decoding = False
     sequence.ready = 0
+
+
+def load_of(batch: Batch) -> StepLoad:
+    """What a step with such a batch has in it."""
+    kv_tokens = prefill_tokens = prefills = 0
+    attention = 0.0
+    for sequence, tokens in batch:
+        if sequence.decoding:
+            kv_tokens += sequence.computed
+        else:
+            prefills += 1
+            prefill_tokens += tokens
+            attention += tokens * (sequence.computed + tokens / 2)
+    return StepLoad(prefill_tokens, len(batch) - prefills, kv_tokens, attention, prefills)

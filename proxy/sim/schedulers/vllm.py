@@ -24,8 +24,9 @@ class VllmScheduler:
         self.running: dict[str, Sequence] = {}  # in order of admission
         self.preemptions = 0
         self.admitted: list[str] = []
-        self._config = config
         self._kv = kv
+        self._budget = self._chunk = config.token_budget  # tokens of a step, and of one prompt in it
+        self._most_running = config.max_num_seqs
         self._reserve = int(config.watermark * config.blocks)
         self._waiting: deque[Sequence] | SortedKeyList[Sequence] = deque()
 
@@ -38,16 +39,16 @@ class VllmScheduler:
 
     def choose(self) -> Batch:
         running, kv, block_size = self.running, self._kv, self._kv.block_size
-        budget = self._config.token_budget
+        budget, chunk = self._budget, self._chunk
         batch: Batch = []
         preempted = False
-        for sequence in tuple(running.values()):
+        for sequence in self._eligible():
             if not budget:
                 break
             if preempted and sequence.id not in running:  # by one before it
                 continue
             computed = sequence.computed
-            tokens = 1 if sequence.decoding else min(sequence.known - computed, budget)
+            tokens = 1 if sequence.decoding else min(sequence.known - computed, budget, chunk)
             need = -(-(computed + tokens) // block_size) - sequence.blocks
             if need:
                 while need > kv.free and sequence.id in running:
@@ -64,12 +65,16 @@ class VllmScheduler:
     def on_step_end(self, batch: Batch, seconds: float) -> None:
         """Nothing to note: vLLM knows no time."""
 
+    def _eligible(self) -> tuple[Sequence, ...]:
+        """Those that may be in the step, of all that run."""
+        return tuple(self.running.values())
+
     def _admit(self, batch: Batch, budget: int) -> list[str]:
         """Take in waiting prompts; add their first chunks to ``batch`` and return their ids."""
         running, kv = self.running, self._kv
         admitted: list[str] = []
         filling: dict[str, int] = {}  # tokens that sequences of this step will have cached, by content
-        while budget and self._waiting and len(running) < self._config.max_num_seqs:
+        while budget and self._waiting and len(running) < self._most_running:
             sequence = self._waiting[0]
             # The whole prompt must fit before its first chunk is taken in (vLLM's scheduler_reserve_full_isl).
             if kv.blocks_for(sequence.known) > kv.free - (self._reserve if running else 0):
@@ -82,7 +87,7 @@ class VllmScheduler:
                 same = (s.computed for s in running.values() if s.content == sequence.content)
                 shared = max(shared, *same)
             kv.give_cached(sequence, shared)
-            tokens = min(sequence.known - sequence.computed, budget)
+            tokens = min(sequence.known - sequence.computed, budget, self._chunk)
             upto = sequence.computed + tokens
             kv.give(sequence, kv.blocks_for(upto) - sequence.blocks, upto)
             budget -= tokens
