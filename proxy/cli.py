@@ -96,7 +96,8 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _serve(arguments: Sequence[str]) -> int:
-    from proxy.config import ConfigError, advice, load_settings  # noqa: PLC0415
+    from proxy.configfile import ConfigError  # noqa: PLC0415
+    from proxy.configload import advice, load_settings  # noqa: PLC0415
     from proxy.server.run import serve  # noqa: PLC0415
     from proxy.telemetry.decisionlog import DecisionLogError  # noqa: PLC0415
     from proxy.telemetry.logs import set_up_logging  # noqa: PLC0415
@@ -135,7 +136,8 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 def _show_config(arguments: Sequence[str]) -> int:
     import yaml  # noqa: PLC0415
 
-    from proxy.config import ConfigError, advice, load_settings  # noqa: PLC0415
+    from proxy.configfile import ConfigError  # noqa: PLC0415
+    from proxy.configload import advice, load_settings  # noqa: PLC0415
 
     try:
         settings, sources = load_settings(arguments, "slai-proxy config", _WHAT["config"])
@@ -153,7 +155,8 @@ def _show_config(arguments: Sequence[str]) -> int:
 
 
 def _check_config(arguments: Sequence[str]) -> int:
-    from proxy.config import ConfigError, advice, load_settings  # noqa: PLC0415
+    from proxy.configfile import ConfigError  # noqa: PLC0415
+    from proxy.configload import advice, load_settings  # noqa: PLC0415
     from proxy.server.run import check  # noqa: PLC0415
 
     try:

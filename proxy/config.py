@@ -1,94 +1,44 @@
-"""The one tree of settings: command-line flags over environment over YAML file over defaults."""
+"""The one tree of settings, and what they have to be for it to hold."""
 
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from pathlib import Path  # noqa: TC003 - pydantic reads it
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     PositiveInt,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 from pydantic_settings import (
     BaseSettings,
-    EnvSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 from yarl import URL
 
-from proxy.configfile import ConfigError, ConfigFile, read_config_file
 from proxy.core.admission import GateConfig
 from proxy.core.config import SchedulerConfig
 from proxy.core.limits import CacheConfig, EngineLimits
 from proxy.core.policies import PolicyName, configure
-from proxy.core.rad import tile_advice
 from proxy.core.request import RequestClass
-from proxy.core.tiles import TileConfig, budget_advice
-from proxy.flags import read_flags
-from proxy.keys import KeySettings, KeyTable, read_keys
-from proxy.mistakes import example, explain, suggestion
+from proxy.core.tiles import TileConfig
+from proxy.entries import ClassSettings, Positive, Seconds, TenantSettings
+from proxy.keys import KeyTable, read_keys
+from proxy.mistakes import example
 from proxy.sim.profiles import checked_profile
 from proxy.upstream.sources import check_entry, is_engine
 from proxy.wire.tenants import Tenants, TenantSource
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from proxy.wire.keys import Key
-
-__all__ = ["ClassSettings", "ConfigError", "Settings", "TenantSettings", "advice", "load_settings"]
 
 ENVIRONMENT_PREFIX = "SLAI_"
 MAX_NAMED_TENANTS = 100
-_STATE_UNUSED = "--state-dir is not used for simulated engines of our own"
-_TILES_UNUSED = (
-    "--tiles has no effect on simulated engines of our own; to try it, start slai-proxy engine --ports 8101,8102"
-    " --token-budget 8192, and serve those that it names with its flags and --tiles"
-)
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Seconds = Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False)]
-"""From the clock's tick to some thirty years: the times made from it stay exact, and finite."""
-
-
-class ClassSettings(BaseModel):
-    """The deadlines of one request class, in seconds (leave one out to promise nothing), and its weight: classes of
-    one weight share the engines as one, those of another weight get that many times as much while both have to wait.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    ttft_seconds: Seconds | None = None
-    tbt_seconds: Seconds | None = None
-    weight: Positive = 1.0
-    ttft_limit_seconds: Seconds | None = None
-    """Who cannot have a first token so soon is refused (503), at once if that can be told."""
-
-
-class TenantSettings(BaseModel):
-    """One tenant: its share of the engines beside other tenants, and the SHA-256 (hex) of its API keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    weight: Positive = 1.0
-    key_sha256: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = ()
-
-
-_ENTRIES = {
-    "classes": ClassSettings.model_fields,
-    "tenants": TenantSettings.model_fields,
-    "keys": KeySettings.model_fields,
-}
 
 
 class Settings(BaseSettings):
@@ -405,50 +355,3 @@ def _place(entry: str) -> str:
         return entry
     url = URL(entry)
     return str(url.with_port(url.port))
-
-
-def advice(settings: Settings, sources: Mapping[str, str]) -> list[str]:
-    """Return what to tell whoever made these settings: all right, but not as good as they could be."""
-    # Nobody but the engine's owner knows its budget; our default says nothing of it.
-    known = sources["token_budget"] != "default"  # noqa: S105 - no password
-    told = (
-        tile_advice(settings.token_budget) if known else None,
-        budget_advice(settings.token_budget) if settings.tiles and settings.engines else None,
-        _TILES_UNUSED if settings.tiles and not settings.engines else None,
-        None if settings.engines or settings.state_dir is None else _STATE_UNUSED,
-    )
-    return [line for line in told if line is not None]
-
-
-def load_settings(arguments: Sequence[str], program: str, what: str = "") -> tuple[Settings, dict[str, str]]:
-    """Merge flags, environment, file and defaults; also return where each value came from, by key.
-
-    ``what`` tells in the help what the program does.
-
-    Raises:
-        ConfigError: a value or key is wrong, or the file cannot be read.
-        SystemExit: the flags do not parse, or they ask for help (as argparse does).
-    """
-    flags = read_flags(Settings, arguments, program, what, repeatable=("engines",))
-    environment = EnvSettingsSource(Settings)()
-    unknown = [
-        k for k in _environment_keys() if k.removeprefix(ENVIRONMENT_PREFIX).lower() not in Settings.model_fields
-    ]
-    if unknown:
-        near = suggestion(unknown[0], (ENVIRONMENT_PREFIX + name.upper() for name in Settings.model_fields))
-        raise ConfigError(f"environment: {', '.join(unknown)} is no setting{near or '; see --help for those that are'}")
-    path = flags.get("config") or environment.get("config")
-    file = read_config_file(Path(path)) if path else ConfigFile()
-    values: dict[str, Any] = {}
-    sources = dict.fromkeys(Settings.model_fields, "default")
-    for name, source in ((f"file {path}", file.values), ("environment", environment), ("flag", flags)):
-        values |= source
-        sources |= dict.fromkeys(source, name)
-    try:
-        return Settings(**values), sources
-    except ValidationError as error:
-        raise ConfigError(explain(error, sources, file.line, Settings.model_fields, _ENTRIES)) from None
-
-
-def _environment_keys() -> list[str]:
-    return sorted(key for key in os.environ if key.startswith(ENVIRONMENT_PREFIX))

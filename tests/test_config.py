@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
-from proxy.config import ClassSettings, ConfigError, Settings, TenantSettings, advice, load_settings
+from proxy.config import Settings
+from proxy.configfile import ConfigError
+from proxy.configload import advice, load_settings
 from proxy.core.limits import CacheConfig, EngineLimits
 from proxy.core.ordering import first_come_first_served, shortest_prompt_first
 from proxy.core.policies import PolicyName
 from proxy.core.request import RequestClass
+from proxy.entries import ClassSettings, TenantSettings
 from proxy.flags import SECTIONS
 
 

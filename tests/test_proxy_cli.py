@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from proxy import __version__
 from proxy.cli import main
-from proxy.config import load_settings
+from proxy.configload import load_settings
 from proxy.keys import KeySettings
 
 COMMANDS = ("serve", "check-config", "config", "key", "simulate", "engine", "replay")
@@ -151,7 +151,7 @@ def test_an_interrupt_before_a_command_runs_ends_as_shells_expect(monkeypatch: p
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("proxy.config.load_settings", interrupted)
+    monkeypatch.setattr("proxy.configload.load_settings", interrupted)
     for command in ("serve", "config"):
         assert exit_code(command) == 130
 

@@ -13,7 +13,8 @@ import pytest
 from live_proxy import until
 from test_serve import FAST, JSON, body_of, serving, spawn
 
-from proxy.config import Settings, load_settings
+from proxy.config import Settings
+from proxy.configload import load_settings
 
 pytestmark = pytest.mark.e2e
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from proxy.config import load_settings
+from proxy.configload import load_settings
 
 pytestmark = pytest.mark.e2e
 

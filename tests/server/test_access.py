@@ -12,7 +12,8 @@ import pytest_asyncio
 from live_proxy import CHAT, COMPLETIONS, LiveProxy, live_proxy, until
 from scripted_engine import DONE, Call, ScriptedEngine, event, last, scripted_engine, token, usage
 
-from proxy.config import ConfigError, Settings
+from proxy.config import Settings
+from proxy.configfile import ConfigError
 from proxy.keys import KeySettings
 
 KEY = "sk-test-canary-key"

@@ -17,7 +17,8 @@ import trustme
 from live_proxy import LiveProxy, serving, until
 from scripted_engine import Call, ScriptedEngine, scripted_engine, token
 
-from proxy.config import Settings, load_settings
+from proxy.config import Settings
+from proxy.configload import load_settings
 from proxy.server import reload as reloading
 from proxy.server.app import PROXY, create_app
 from proxy.server.files import read_files

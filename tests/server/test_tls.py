@@ -14,7 +14,8 @@ from aiohttp import web
 from live_proxy import COMPLETIONS, LiveProxy, live_proxy, serving
 from scripted_engine import ScriptedEngine, scripted_engine
 
-from proxy.config import ConfigError, Settings
+from proxy.config import Settings
+from proxy.configfile import ConfigError
 from proxy.server.app import create_app
 from proxy.server.files import read_files
 from proxy.tls import load_certificate

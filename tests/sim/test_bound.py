@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.cli import main
-from proxy.config import ConfigError, load_settings
+from proxy.configfile import ConfigError
+from proxy.configload import load_settings
 from proxy.core.config import SchedulerConfig
 from proxy.core.events import EngineUp
 from proxy.core.limits import EngineLimits

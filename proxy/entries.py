@@ -1,0 +1,34 @@
+"""The entries of settings that are tables, and the kinds of figures in settings."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False)]
+"""From the clock's tick to some thirty years: the times made from it stay exact, and finite."""
+
+
+class ClassSettings(BaseModel):
+    """The deadlines of one request class, in seconds (leave one out to promise nothing), and its weight: classes of
+    one weight share the engines as one, those of another weight get that many times as much while both have to wait.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ttft_seconds: Seconds | None = None
+    tbt_seconds: Seconds | None = None
+    weight: Positive = 1.0
+    ttft_limit_seconds: Seconds | None = None
+    """Who cannot have a first token so soon is refused (503), at once if that can be told."""
+
+
+class TenantSettings(BaseModel):
+    """One tenant: its share of the engines beside other tenants, and the SHA-256 (hex) of its API keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weight: Positive = 1.0
+    key_sha256: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = ()
