@@ -70,8 +70,8 @@ LIVE = frozenset(
 )
 """Settings that can change while the proxy runs."""
 
-Signature = tuple[tuple[int, int, int] | None, ...]
-"""Of each file its inode, size and time of change; ``None`` where there is none."""
+FileSignature = tuple[int, int, int]
+"""A file's inode, size and time of change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +101,12 @@ def compare(old: Settings, new: Settings, *, fixed_engines: bool = False) -> Cha
     return Change(old.model_copy(update=values), told, [name for name in different if name not in values])
 
 
-def signature(paths: Iterable[Path]) -> Signature:
+def signature(paths: Iterable[Path]) -> tuple[FileSignature | None, ...]:
     """Return what tells whether files have changed. Links are followed: Kubernetes changes only those."""
     return tuple(map(_signature, paths))
 
 
-def _signature(path: Path) -> tuple[int, int, int] | None:
+def _signature(path: Path) -> FileSignature | None:
     try:
         found = path.stat()
     except OSError:
@@ -144,7 +144,7 @@ class Reloader:
     reloads: dict[str, float] = field(default_factory=lambda: {"ok": 0, "failed": 0})
     last_error: str | None = None
     """Why the last one changed nothing, if it did not."""
-    _seen: Signature = ()
+    _seen: dict[Path, FileSignature | None] = field(default_factory=dict)
 
     def tell(self, metrics: Metrics) -> None:
         """Show how reloads went."""
@@ -172,8 +172,10 @@ class Reloader:
                 if found == self._seen or not settled:
                     continue
             self.asked.clear()
+            before = await self._look()
             await self.reload()
-            self._seen = changing = await self._look()
+            # What changes while it is read is another change. The files may be others now.
+            self._seen = changing = {path: before.get(path, found) for path, found in (await self._look()).items()}
 
     async def reload(self) -> bool:
         """Read everything anew and put it in force; whether it holds."""
@@ -208,6 +210,7 @@ class Reloader:
         new = self.load()
         return new, read_files(new)
 
-    async def _look(self) -> Signature:
+    async def _look(self) -> dict[Path, FileSignature | None]:
+        paths = named_files(self.settings)
         # A file system that is gone may hold up whoever asks.
-        return await asyncio.to_thread(signature, named_files(self.settings))
+        return dict(zip(paths, await asyncio.to_thread(signature, paths), strict=True))

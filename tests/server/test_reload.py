@@ -307,12 +307,25 @@ class TestWatching:
             looks = iter([1, 1, 2, 3, 4, *[5] * 1000])
 
             async def look() -> Any:
-                return next(looks)
+                return {on.file: next(looks)}
 
             on.reloader.__class__ = type("Looking", (Reloader,), {"_look": lambda self: look(), "__slots__": ()})
             await self.watched(on, lambda: None, lambda: on.reloader.reloads["ok"])
             assert next(looks) == 5
             assert on.reloader.reloads["ok"] == 1
+
+    async def test_a_file_that_changes_while_it_is_read_is_read_again(self, tmp_path: Path) -> None:
+        async with scripted_engine() as engine, stage(tmp_path, engine) as on:
+            load, times = on.reloader.load, iter([9, 8])
+
+            def load_and_change() -> Settings:
+                found = load()
+                if (seconds := next(times, None)) is not None:
+                    on.file.write_text(f"queue_timeout_seconds: {seconds}\n" + " " * seconds)
+                return found
+
+            on.reloader.load = load_and_change
+            await self.watched(on, on.reloader.asked.set, lambda: on.proxy.scheduler.config.queue_timeout_seconds == 8)
 
     async def test_a_signal_is_heeded_although_no_file_has_changed(self, tmp_path: Path) -> None:
         async with scripted_engine() as engine, stage(tmp_path, engine) as on:
