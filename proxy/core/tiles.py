@@ -42,16 +42,19 @@ class TileConfig:
 
     A step of an engine costs the least per token where it has about as much to compute as to read: a few prompt tokens
     in each step come nearly free beside the decodes, many in one step do not, and every stream waits for their end.
-    So several even steps do more than one long and some empty ones. Chosen by simulation (README).
+    So several even steps do more than one long and some empty ones. Chosen by simulation (docs/tiles.md).
     """
+    least_share: float = 0.2
+    """But it may last this share of the tightest deadline in flight. An engine whose steps without prompts are short
+    would else get slices that cost more than they hold, and long prompts would wait behind their own many slices."""
     max_sliced: int = 4
     """Prompts half-way on one engine at a time: their cached prefixes are the first to be evicted."""
 
     def __post_init__(self) -> None:
         if min(self.smallest_tokens, self.most_slices, self.max_sliced) < 1 or self.knee <= 1:
             raise ValueError("smallest_tokens, most_slices and max_sliced are at least 1, knee is more than 1")
-        if not 0 <= self.margin < 1:
-            raise ValueError("margin lies in [0, 1)")
+        if not (0 <= self.margin < 1 and 0 <= self.least_share <= 1):
+            raise ValueError("margin lies in [0, 1), least_share in [0, 1]")
 
 
 def room(engine: EngineBelief, offset: int, now: float, tiles: TileConfig, prompt_tokens: int = 0) -> int:
@@ -81,7 +84,9 @@ def _room_in(  # noqa: PLR0917
     kv_tokens = loads[step].kv_tokens + engine.backlog
     load = loads[step]._replace(decodes=engine.outstanding, kv_tokens=kv_tokens)
     empty = engine.model.predict(load._replace(prefill_tokens=0, attention=0.0, prefills=1))
-    fits = engine.model.prefill_tokens_within(min(seconds, tiles.knee * empty), load, offset)
+    fits = engine.model.prefill_tokens_within(
+        min(seconds, max(tiles.knee * empty, tiles.least_share * seconds)), load, offset
+    )
     return min(space, fits if load.prefill_tokens else max(fits, least))
 
 

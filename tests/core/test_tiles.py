@@ -20,7 +20,7 @@ from proxy.core.stepmodel import OnlineStepModel, StepLoad
 from proxy.core.tiles import TileConfig, budget_advice, next_piece, room
 
 GATE = GateConfig()
-SMALLEST = TileConfig(knee=1.000001)
+SMALLEST = TileConfig(knee=1.000001, least_share=0.0)
 """Every tile is just ``smallest_tokens``, 128: nothing more may be added to a step."""
 
 
@@ -233,9 +233,23 @@ def test_a_step_is_not_stretched_beyond_the_knee() -> None:
     engine.model = trained()
     engine.release("s", 1000, 0.0, 10.0)
     engine.on_tokens("s", 1, 0.03)
-    rooms = [room(engine, 0, 0.031, TileConfig(knee=knee)) for knee in (2.0, 4.0, 8.0)]
+    rooms = [room(engine, 0, 0.031, TileConfig(knee=knee, least_share=0.0)) for knee in (2.0, 4.0, 8.0)]
     empty = engine.model.predict(StepLoad(0, 1, 1001, prefills=1))
     assert [round(step_with(engine, r, 0) / empty, 1) for r in rooms] == [2.0, 4.0, 8.0]
+
+
+def test_where_steps_are_short_the_deadline_says_how_long_one_may_be() -> None:
+    """Slices of an engine with steps of some milliseconds would else cost more than they hold."""
+    engine = make_engine(token_budget=8192, caches_prefixes=True)
+    engine.model = trained()
+    engine.release("s", 1000, 0.0, 10.0)
+    engine.on_tokens("s", 1, 0.03)
+    seconds = [
+        step_with(engine, room(engine, 0, 0.031, TileConfig(least_share=share)), 0) for share in (0.0, 0.02, 0.05)
+    ]
+    assert seconds == pytest.approx(
+        [2.5 * engine.model.predict(StepLoad(0, 1, 1001, prefills=1)), 0.194, 0.485], rel=0.02
+    )
 
 
 def test_the_engines_own_budget_bounds_a_tile() -> None:
@@ -362,7 +376,7 @@ def test_in_order_of_arrival_the_long_prompt_is_finished_first() -> None:
 
 
 def test_no_more_prompts_are_half_way_than_allowed() -> None:
-    play = stage(TileConfig(knee=1.000001, max_sliced=2))
+    play = stage(TileConfig(knee=1.000001, least_share=0.0, max_sliced=2))
     tokens = 6400
     for n in range(6):  # each newcomer is the shortest
         play.arrive(f"p{n}", tokens, sliceable=True, at=0.04 + n * 0.08)
