@@ -195,7 +195,7 @@ class TestLeaving:
         self, openai_client: Any, proxy: LiveProxy, engine: RealEngine
     ) -> None:
         stream = await openai_client.completions.create(
-            model="tiny", prompt="a", stream=True, max_tokens=4000, extra_body={"ignore_eos": True}
+            model="tiny", prompt="a", stream=True, max_tokens=8000, extra_body={"ignore_eos": True}
         )
         await anext(aiter(stream))
         assert await asyncio.to_thread(engine.running) == 1
@@ -206,8 +206,8 @@ class TestLeaving:
 
     async def test_so_does_its_own_timeout(self, openai_client: Any, proxy: LiveProxy, engine: RealEngine) -> None:
         with pytest.raises(openai.APITimeoutError):
-            await openai_client.with_options(timeout=0.5).completions.create(
-                model="tiny", prompt="a", max_tokens=4000, extra_body={"ignore_eos": True}
+            await openai_client.with_options(timeout=0.1).completions.create(
+                model="tiny", prompt="a", max_tokens=8000, extra_body={"ignore_eos": True}
             )
         await self.stopped(engine)
         await proxy.idle()
