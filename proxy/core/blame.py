@@ -80,8 +80,5 @@ def blame(steps: Sequence[PastStep], gap_seconds: float, deadline: float, chunks
     without = model.predict(longest.load._replace(prefill_tokens=0, attention=0.0, prefills=0))
     if expected < _EXPLAINED * longest.seconds:
         return Blame(Cause.STALL, *seen)
-    if longest.load.prefill_tokens and without < _EXPLAINED * expected:
-        return Blame(Cause.PREFILL, *seen)
-    if longest.load.prefill_tokens and without <= deadline:
-        return Blame(Cause.PREFILL, *seen)
-    return Blame(Cause.STEP, *seen)
+    avoidable = without <= deadline or without < _EXPLAINED * expected
+    return Blame(Cause.PREFILL if longest.load.prefill_tokens and avoidable else Cause.STEP, *seen)
