@@ -48,7 +48,7 @@ from proxy.core.placement import least_busy
 from proxy.core.rad import ModeSwitch
 from proxy.core.release import next_whole
 from proxy.core.request import RejectReason, Request
-from proxy.core.slicing import next_tile, on_slice_end, unslice
+from proxy.core.slicing import end_waits, next_tile, on_slice_end, unslice, waits_until
 
 if TYPE_CHECKING:
     from proxy.core.actions import Action
@@ -205,6 +205,7 @@ class Scheduler:
         for _, queue in self._ledger.backlog.queues():
             while queue and now >= queue.oldest.arrived_at + self.config.queue_timeout_seconds:
                 late.append(self._ledger.reject(queue.oldest, RejectReason.QUEUE_TIMEOUT, now))
+        late += end_waits(self._ledger, self.config, now)
         return late + cut_late(self._ledger, now) + self._release(now)
 
     def next_deadline(self) -> float | None:
@@ -228,6 +229,7 @@ class Scheduler:
         due = [
             queue.oldest.arrived_at + self.config.queue_timeout_seconds for _, queue in self._ledger.backlog.queues()
         ]
+        due += (waits_until(entry, self._ledger, self.config) for entry in self._ledger.sliced.values())
         for engine in self._ledger.engines.values():
             due += (t for t in (engine.closed_until, engine.silent_until(), engine.health.until) if t is not None)
         if (modes := self._ledger.modes) is not None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from proxy.core.actions import Dispatch, Slice
+from proxy.core.admission import fits_kv
 from proxy.core.lane import urgency
+from proxy.core.request import RejectReason
 from proxy.core.tiles import next_piece
 
 if TYPE_CHECKING:
+    from proxy.core.actions import Reject
     from proxy.core.config import SchedulerConfig
     from proxy.core.engine import EngineBelief
     from proxy.core.lane import Band
@@ -111,3 +114,32 @@ def unslice(ledger: Ledger, entry: Entry, now: float) -> None:
     del ledger.sliced[request_id]
     entry.engine, entry.sliced = None, False
     ledger.wait(entry.waiting, now)
+
+
+def waits_until(entry: Entry, ledger: Ledger, config: SchedulerConfig) -> float:
+    """When the wait of a request half-way ends: by its own limit on TTFT, or with everybody's time in the queue."""
+    waiting = entry.waiting
+    return waiting.arrived_at + min(ledger.overload.limit_seconds(waiting.request), config.queue_timeout_seconds)
+
+
+def end_waits(ledger: Ledger, config: SchedulerConfig, now: float) -> list[Dispatch | Reject]:
+    """End the waits of requests half-way that have lasted as long as any may.
+
+    What is left of the prompt goes whole and at once, although that may overrun a TBT deadline: its beginning is
+    computed, and its client was told how long it might wait. Where the engine has no place for it, the wait would go on
+    in there, so it is refused as it would be in the queue.
+    """
+    ended: list[Dispatch | Reject] = []
+    for entry in [e for e in ledger.sliced.values() if now >= waits_until(e, ledger, config)]:
+        engine, waiting = entry.engine, entry.waiting
+        assert engine is not None
+        left = waiting.request.prompt_tokens - engine.held_tokens(waiting.request.id)
+        if engine.is_open(now) and not engine.is_full and fits_kv(engine, left, config.gate):
+            ledger.dispatch(waiting, engine, now)
+            ended.append(Dispatch(waiting.request.id, engine.id))
+            continue
+        unslice(ledger, entry, now)
+        late = now >= waiting.arrived_at + config.queue_timeout_seconds
+        reason = RejectReason.QUEUE_TIMEOUT if late else RejectReason.TOO_LATE
+        ended.append(ledger.reject(waiting, reason, now))
+    return ended

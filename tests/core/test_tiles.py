@@ -563,6 +563,50 @@ def test_who_is_half_way_at_an_engine_that_takes_nothing_waits_no_longer_than_ot
     assert account(play) == (0, 0, 0, 0)
 
 
+def test_who_has_waited_too_long_half_way_goes_whole() -> None:
+    play = stage(SMALLEST, queue_timeout_seconds=0.05)
+    cut(play.arrive("long", 600, sliceable=True, at=0.04))
+    assert play.tick(at=0.089) == []
+    assert play.scheduler.next_deadline() == 0.09
+    assert play.tick(at=0.09) == ["dispatch long e0"]
+    assert account(play)[3] == 0
+    play.slice_ended("long", 128)
+    play.end("long")
+    play.end("s")
+    assert account(play) == (0, 0, 0, 0)
+
+
+def test_a_limit_of_its_own_ends_a_wait_half_way_as_well() -> None:
+    play = stage(SMALLEST)
+    hasty = RequestClass("hasty", ttft_limit_seconds=0.05)
+    cut(play.arrive("long", 600, sliceable=True, request_class=hasty, at=0.04))
+    assert play.tick(at=0.089) == []
+    assert play.tick(at=0.09) == ["dispatch long e0"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"queue_timeout_seconds": 3.0}, "queue_timeout"),
+        ({"request_class": RequestClass("hasty", ttft_limit_seconds=3.0)}, "too_late"),
+    ],
+)
+def test_who_has_waited_too_long_half_way_is_refused_where_the_engine_has_no_place(
+    fields: dict[str, Any], reason: str
+) -> None:
+    request_class = fields.pop("request_class", RequestClass("any"))
+    play = stage(SMALLEST, max_num_seqs=2, **fields)
+    cut(play.arrive("long", 600, sliceable=True, request_class=request_class, at=0.04))
+    play.engine().passing = 1  # it gets something else to do than ours
+    assert play.slice_ended("long", 128, at=0.05) == []
+    assert play.tick(at=3.03) == []
+    assert play.tick(at=3.04) == [f"reject long {reason}"]
+    assert account(play)[3] == 0
+    assert play.scheduler.next_deadline() is None
+    play.end("s")
+    assert account(play) == (0, 0, 0, 0)
+
+
 def test_slices_that_are_not_cached_are_given_up_for_the_whole_prompt() -> None:
     play = stage(SMALLEST)
     cut(play.arrive("long", 600, sliceable=True, at=0.04))

@@ -44,7 +44,7 @@ configs = st.builds(
         max_sliced=st.sampled_from([1, 4]),
     ),
     max_wait_seconds=st.sampled_from([0.5, 60.0]),
-    queue_timeout_seconds=st.sampled_from([2.0, 300.0]),
+    queue_timeout_seconds=st.sampled_from([0.1, 2.0, 300.0]),
 )
 limits = st.builds(
     make_limits,
@@ -67,6 +67,8 @@ class Live:
     """A request that is not over, as the shell knows it."""
 
     request: Request
+    since: float
+    """When it came."""
     engine: str | None = None
     """Where it was dispatched to."""
     sliceable: bool = False
@@ -128,6 +130,9 @@ class Tiles(RuleBasedStateMachine):
             self.now = max(self.now, deadline)
             self.perform(self.scheduler.tick(self.now))
             check_after_tick(self.scheduler, self.now)
+            limit = self.scheduler.config.queue_timeout_seconds
+            waiting = [live for live in self.shell.live.values() if live.engine is None]
+            assert all(self.now < live.since + limit for live in waiting), "half-way or not, none waits for longer"
         else:
             raise AssertionError("the timer never comes to rest")
         self.now = until
@@ -150,7 +155,7 @@ class Tiles(RuleBasedStateMachine):
                 blocks=blocks,
                 tenant=tenant,
             )
-            self.shell.live[request.id] = Live(request, sliceable=sliceable)
+            self.shell.live[request.id] = Live(request, self.now, sliceable=sliceable)
             self.feed(Arrived(request))
 
     @precondition(lambda self: self.shell.live)
@@ -293,6 +298,7 @@ class Tiles(RuleBasedStateMachine):
     def perform(self, actions: list[Action]) -> None:
         for action in actions:
             live = self.shell.live[action.request_id]
+            overdue = self.now >= live.since + self.scheduler.config.queue_timeout_seconds
             assert live.engine is None, "it was dispatched already"
             assert isinstance(action, Reject) or not self.shell.draining
             match action:
@@ -305,10 +311,11 @@ class Tiles(RuleBasedStateMachine):
                     self.shell.slices.append(action)
                 case Dispatch(request_id, engine_id):
                     assert live.at in (None, engine_id), "the rest goes where its slices are"
-                    self.check_one_piece_per_step(live, engine_id)
+                    if not overdue:
+                        self.check_one_piece_per_step(live, engine_id)
                     live.engine = engine_id
                 case Reject(request_id, reason):
-                    assert live.at is None, "what has begun is not refused"
+                    assert live.at is None or overdue, "what has begun is not refused before it has waited too long"
                     assert not self.shell.draining or reason is RejectReason.DRAINING
                     del self.shell.live[request_id]
                     self.shell.over.add(request_id)
