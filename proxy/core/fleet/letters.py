@@ -1,0 +1,189 @@
+"""What replicas tell each other.
+
+Times travel as ages, never as readings of a host's clock. Requests go by the number that their own replica gave them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from proxy.core.feedback import DelaySnapshot
+from proxy.core.request import RejectReason, Request
+from proxy.core.stepmodel import StepModelSnapshot
+
+
+class _Note(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """One thing told. As an array on the wire: a letter with the tokens of a step is sent for every step."""
+
+
+# -- to the leader: what happened --
+
+
+class Waits(_Note, frozen=True):
+    """A request that waits at its replica for the leader's decision."""
+
+    request: Request
+    age_seconds: float
+    """Since its arrival."""
+
+
+class Runs(_Note, frozen=True):
+    """A request that an engine has."""
+
+    request: Request
+    age_seconds: float
+    engine_id: str
+    tokens: int
+    """Of its answer, so far."""
+
+
+class Announced(_Note, frozen=True):
+    """All that a replica has; takes the place of all that was known of it."""
+
+    waiting: tuple[Waits, ...]
+    running: tuple[Runs, ...]
+    passing: dict[str, int]
+    """Requests that were given past the queue and are not over, by engine."""
+
+
+class Produced(_Note, frozen=True):
+    """Tokens came: chunks by request, all that came since the last letter."""
+
+    chunks: dict[str, int]
+
+
+class Over(_Note, frozen=True):
+    """See ``events.Ended``."""
+
+    request_id: str
+    tokens: int | None = None
+    cached_tokens: int | None = None
+    served: bool | None = None
+
+
+class TurnedAway(_Note, frozen=True):
+    """See ``events.NotStarted``."""
+
+    request_id: str
+    back_off_seconds: float | None = None
+
+
+class Counted(_Note, frozen=True):
+    """See ``events.Tokenized``."""
+
+    request_id: str
+    prompt_tokens: int
+
+
+class SliceOver(_Note, frozen=True):
+    """See ``events.SliceEnded``; ``number`` is the leader's."""
+
+    request_id: str
+    number: int
+    cached: bool
+    found_tokens: int | None = None
+
+
+class Passing(_Note, frozen=True):
+    """See ``events.Passed``."""
+
+    engine_id: str
+    begins: bool
+
+
+class Leaves(_Note, frozen=True):
+    """The replica is about to end; nothing of it is left."""
+
+
+# -- from the leader: what is to be done --
+
+
+class Welcome(_Note, frozen=True):
+    """The leader has all that was announced."""
+
+
+class Call(_Note, frozen=True):
+    """The leader wants to know all that the replica has: it has just taken over, or a letter was lost."""
+
+
+class Send(_Note, frozen=True):
+    """See ``actions.Dispatch``."""
+
+    request_id: str
+    engine_id: str
+
+
+class Refuse(_Note, frozen=True):
+    """See ``actions.Reject``."""
+
+    request_id: str
+    reason: RejectReason
+    retry_after_seconds: float | None = None
+    estimated_wait_seconds: float | None = None
+
+
+class SendSlice(_Note, frozen=True):
+    """See ``actions.Slice``."""
+
+    request_id: str
+    engine_id: str
+    tokens: int
+    held_tokens: int
+    number: int
+
+
+class CutOff(_Note, frozen=True):
+    """See ``actions.Cut``."""
+
+    request_id: str
+    engine_id: str
+
+
+class Learnt(_Note, frozen=True):
+    """What the leader has learnt of an engine, which nobody else sees whole."""
+
+    engine_id: str
+    steps: StepModelSnapshot | None
+    delay: DelaySnapshot | None
+
+
+Note = (
+    Waits
+    | Announced
+    | Produced
+    | Over
+    | TurnedAway
+    | Counted
+    | SliceOver
+    | Passing
+    | Leaves
+    | Welcome
+    | Call
+    | Send
+    | Refuse
+    | SendSlice
+    | CutOff
+    | Learnt
+)
+
+
+class Letter(msgspec.Struct, frozen=True, array_like=True):
+    """Notes from one replica to another, in the order in which they were made.
+
+    A session between a follower and a leader begins with the follower's announcement. Its letters are numbered in each
+    direction, so that a lost one is missed; then there is a new session.
+    """
+
+    sender: str
+    to: str
+    epoch: int
+    """Of the leader, who is one of the two."""
+    leads: bool
+    """Whether the sender writes as that leader: to be posted only while the store says so, too."""
+    session: int
+    """The follower's number for it."""
+    number: int
+    """1, 2, 3, ... in this session from this sender; 0: of no session."""
+    heard: int
+    """Number of the last letter that the sender had from the other."""
+    notes: tuple[Note, ...] = ()

@@ -1,0 +1,77 @@
+from math import inf
+
+import pytest
+
+from proxy.core.feedback import DelaySnapshot
+from proxy.core.fleet import Letter
+from proxy.core.fleet import letters as notes
+from proxy.core.prefix import PromptBlocks
+from proxy.core.request import RejectReason, Request, RequestClass
+from proxy.core.stepmodel import OnlineStepModel
+from proxy.wire.letters import LetterError, decode_letter, encode_letter
+
+REQUEST = Request(
+    "7",
+    1234,
+    model="m" * 1000,
+    max_tokens=5,
+    request_class=RequestClass("strict", 2.0, 0.1, weight=3.0, ttft_limit_seconds=inf),
+    sliceable=True,
+    size_bytes=1 << 40,
+    streamed=False,
+    blocks=PromptBlocks((2**64 - 1, 0), (128, 256)),
+    tenant="städt ",
+    fingerprint=b"\x00\xff",
+    waited_before_seconds=1.5,
+    sequences=3,
+    may_wait=False,
+)
+EVERY_NOTE = (
+    notes.Waits(REQUEST, 0.25),
+    notes.Announced((notes.Waits(REQUEST, 1.0),), (notes.Runs(REQUEST, 2.0, "e", 17),), {"e": 2}),
+    notes.Produced({"7": 1, "8": 3}),
+    notes.Over("7", None, 12, served=False),
+    notes.TurnedAway("7", 1.5),
+    notes.Counted("7", 1300),
+    notes.SliceOver("7", -4, cached=True, found_tokens=256),
+    notes.Passing("e", begins=True),
+    notes.Leaves(),
+    notes.Welcome(),
+    notes.Call(),
+    notes.Send("7", "e"),
+    notes.Refuse("7", RejectReason.TOO_LATE, 1.5, None),
+    notes.SendSlice("7", "e", 512, 256, 9),
+    notes.CutOff("7", "e"),
+    notes.Learnt("e", OnlineStepModel().snapshot(), DelaySnapshot((0.0, 0.0), (0.005, 0.001), (0.0, 1.0))),
+)
+
+
+def letter(*told: notes.Note) -> Letter:
+    return Letter(
+        "replica-a", "replica-b", 1_764_500_000_123_456, leads=False, session=3, number=9, heard=8, notes=told
+    )
+
+
+def test_a_letter_comes_back_as_it_was_with_every_kind_of_note() -> None:
+    assert {type(note) for note in EVERY_NOTE} == set(notes.Note.__args__)
+    assert decode_letter(encode_letter(letter(*EVERY_NOTE))) == letter(*EVERY_NOTE)
+
+
+def test_long_names_survive() -> None:
+    (note,) = decode_letter(encode_letter(letter(notes.Waits(REQUEST, 0.0)))).notes
+    assert isinstance(note, notes.Waits)
+    assert note.request.model == "m" * 1000
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", b"\x90", b"junk", encode_letter(letter(*EVERY_NOTE))[:-1], b"\xd9\x01\xff"]
+)
+def test_what_is_no_letter_is_told_as_such(data: bytes) -> None:
+    with pytest.raises(LetterError):
+        decode_letter(data)
+
+
+def test_values_that_the_core_does_not_take_are_refused() -> None:
+    good = encode_letter(letter(notes.Waits(Request("7", 1, request_class=RequestClass("c", weight=2.0)), 0.0)))
+    with pytest.raises(LetterError):
+        decode_letter(good.replace(b"\xcb\x40\x00\x00\x00\x00\x00\x00\x00", b"\xcb\xc0\x00\x00\x00\x00\x00\x00\x00"))
