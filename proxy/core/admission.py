@@ -53,7 +53,7 @@ def admits(engine: EngineBelief, prompt_tokens: int, gate: GateConfig, now: floa
         return True
     return (
         not engine.is_full
-        and engine.backlog < gate.backlog_factor * engine.lead_tokens()
+        and (engine.backlog < gate.backlog_factor * engine.lead_tokens() or engine.would_begin(prompt_tokens))
         and fits_kv(engine, prompt_tokens, gate)
     )
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from proxy.core.limits import EngineLimits
+    from proxy.core.plugin import PluginPolicy
     from proxy.core.selfreport import EngineReport
 
 
@@ -40,6 +41,8 @@ class EngineBelief(StepClock):
         super().__init__(limits, feedback_seconds)
         self.id = engine_id
         self.models = models
+        self.plugin: PluginPolicy | None = None
+        """Which of our rules its own scheduler goes by; ``None``: it is vLLM's."""
         self.number = number
         """Of all joinings ever: tells an engine from an earlier one of its id, and breaks ties between equal ones."""
         self.up = True
@@ -110,6 +113,12 @@ class EngineBelief(StepClock):
 
     def serves(self, model: str) -> bool:
         return not self.leaving and (not model or not self.models or model in self.models)
+
+    def would_begin(self, prompt_tokens: int) -> bool:
+        """Whether its own scheduler would let such a prompt pass all that it still has to work on."""
+        if self.plugin is None or not self.plugin.lets_short_pass:
+            return False
+        return all(prompt_tokens < prefill.remaining for prefill in self._prefills.values() if prefill.remaining)
 
     def has_kv_room(self, prompt_tokens: int, usable_tokens: float) -> bool:
         """Whether a prompt fits into so much KV cache beside all that runs, with the growth to be expected of both."""

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from proxy.core.config import SchedulerConfig
     from proxy.core.feedback import DelaySnapshot
     from proxy.core.limits import EngineLimits
+    from proxy.core.plugin import PluginPolicy
     from proxy.core.request import Request
     from proxy.core.selfreport import EngineReport
     from proxy.core.stepmodel import StepModelSnapshot
@@ -90,6 +91,8 @@ class EngineUp:
     """What an earlier run has learnt about the steps of such an engine; takes the place of what is known of them."""
     delay: DelaySnapshot | None = None
     """And of the way to it and back."""
+    plugin: PluginPolicy | None = None
+    """Which of our rules its own scheduler goes by, if it has our plugin."""
 
 
 @dataclass(frozen=True, slots=True)

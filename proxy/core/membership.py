@@ -37,7 +37,7 @@ def join(ledger: Ledger, event: EngineUp, config: SchedulerConfig, now: float) -
     engine = _member(ledger, event.engine_id, config)
     if not engine.up:
         start_anew(ledger, engine, now)
-    engine.limits, engine.models, engine.up = event.limits, event.models, True
+    engine.limits, engine.models, engine.up, engine.plugin = event.limits, event.models, True, event.plugin
     if event.learnt is not None:
         engine.model.restore(event.learnt)
     if event.delay is not None:

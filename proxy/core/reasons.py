@@ -169,9 +169,10 @@ def shut_gates(engine: EngineBelief, request: Request, config: SchedulerConfig, 
         foreign = f" and {engine.reports.foreign} of other clients" if engine.reports.foreign else ""
         shut.append(f"slots: {engine.outstanding} requests{foreign} of at most {limits.max_num_seqs}")
     backlog_limit = gate.backlog_factor * engine.lead_tokens()
-    if config.tiles is None and engine.backlog >= backlog_limit:
-        shut.append(f"backlog: {engine.backlog} prompt tokens before it, the gate opens below {backlog_limit:.0f}")
     remaining = request.prompt_tokens - engine.held_tokens(request.id)
+    gated = config.tiles is None or engine.plugin is not None
+    if gated and engine.backlog >= backlog_limit and not engine.would_begin(remaining):
+        shut.append(f"backlog: {engine.backlog} prompt tokens before it, the gate opens below {backlog_limit:.0f}")
     if not fits_kv(engine, remaining, gate):
         reserve = "what all are expected to grow to" if engine.outputs.learnt else "the reserves for growth"
         shut.append(

@@ -113,6 +113,8 @@ class EngineView:
     models: list[str]
     """The first of those that it serves; empty: any."""
     limits: EngineLimits
+    plugin: str | None
+    """By which of our rules the engine itself composes its steps, if it has our plugin."""
     requests: int
     passing: int
     """Requests that it was given past the queue."""
@@ -283,6 +285,7 @@ def _view_engine(engine: EngineBelief, ledger: Ledger, config: SchedulerConfig, 
         None if closed_until is None else max(0.0, closed_until - now),
         sorted(engine.models)[:_MOST_MODELS],
         engine.limits,
+        None if engine.plugin is None else engine.plugin.value,
         engine.outstanding,
         engine.passing,
         engine.decodes,

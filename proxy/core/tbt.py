@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 def harm_seconds(engine: EngineBelief, prompt_tokens: int, now: float, *, alone: bool = False) -> float:
     """Seconds by which the prompt would overrun the TBT deadlines in flight, summed over streams and steps.
 
-    ``alone``: in a step that holds no other prompt. Zero while the engine's steps are not known yet.
+    ``alone``: in a step that holds no other prompt. Zero while the engine's steps are not known yet, and where the
+    engine makes them as long as it wants (``plugin``).
     """
-    if not engine.deadlines or not engine.model.trusted:
+    if not engine.deadlines or not engine.model.trusted or engine.plugin is not None:
         return 0.0
     load = engine.forecast(now).loads[engine.intake(now, now)[0]]
     if alone:

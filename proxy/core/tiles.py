@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from proxy.core.admission import GateConfig, fits_kv
+from proxy.core.admission import GateConfig, admits, fits_kv
 
 if TYPE_CHECKING:
     from proxy.core.engine import EngineBelief
@@ -113,6 +113,8 @@ def next_piece(
     prompt_tokens, held_tokens = request.prompt_tokens, engine.held_tokens(request.id)
     if not engine.outstanding:
         return prompt_tokens
+    if engine.plugin is not None:  # it cuts prompts itself
+        return prompt_tokens if admits(engine, prompt_tokens - held_tokens, gate, now) else 0
     space = room(engine, held_tokens, now, tiles, prompt_tokens)
     remaining = prompt_tokens - held_tokens
     if space <= 0 or engine.is_full or not fits_kv(engine, remaining, gate):

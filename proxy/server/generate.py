@@ -37,6 +37,7 @@ from proxy.wire.errors import ErrorAnswer, LocalFailure, UpstreamFailure, answer
 from proxy.wire.openai import BadRequest
 from proxy.wire.prompt import plan_slices
 from proxy.wire.usage import ask_for_usage
+from proxy.wire.xargs import tell_tbt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -243,7 +244,8 @@ class Generator:
         if self.tiles is None or report.prompt_tokens < 2 * self.tiles.smallest_tokens:
             return None
         api = APIS[report.path]
-        if not api.is_openai:
+        engines = self.driver.scheduler.engines
+        if not api.is_openai or (engines and all(engine.plugin for engine in engines)):
             return None
         plan = plan_slices(body, chat=api.is_chat)
         if plan is None:
@@ -274,7 +276,12 @@ class Generator:
             asked_seconds: float | None = None
             try:
                 async with self.client.send(
-                    engine_id, request.method, request.rel_url.raw_path_qs, forwarded.items(), body, cutter=cutter
+                    engine_id,
+                    request.method,
+                    request.rel_url.raw_path_qs,
+                    forwarded.items(),
+                    self._with_deadline(engine_id, report, body, forwarded),
+                    cutter=cutter,
                 ) as upstream:
                     if upstream.status not in _BUSY:
                         return await relay(request, report, upstream, self.driver, self.metrics)
@@ -288,6 +295,13 @@ class Generator:
             report.engine_id = None
             cutter.renew()  # its removal has nothing to do with the next one
             ticket = self.driver.not_started(report.request_id, asked_seconds)
+
+    def _with_deadline(self, engine_id: str, report: RequestReport, body: bytes, forwarded: CIMultiDict[str]) -> bytes:
+        """Return the body as an engine gets it: with the class's TBT deadline where our plugin asks for that."""
+        engine, tbt_seconds = self.driver.scheduler.ledger.engines.get(engine_id), report.request_class.tbt_seconds
+        if engine is None or engine.plugin is None or not engine.plugin.takes_deadlines or tbt_seconds is None:
+            return body
+        return body if "Content-Encoding" in forwarded else tell_tbt(body, tbt_seconds)
 
     async def _decided(self, ticket: Ticket, request: web.Request, report: RequestReport) -> Action:
         if self.comment_seconds is None or not report.stream:

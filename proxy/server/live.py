@@ -109,6 +109,7 @@ def _engine(engine: EngineBelief) -> dict[str, Any]:
     return {
         "id": engine.id,
         "condition": engine.health.condition if engine.up else "down",
+        "plugin": engine.plugin,
         "requests": engine.outstanding,
         "slots": engine.limits.max_num_seqs,
         "decodes": engine.decodes,

@@ -11,7 +11,7 @@ from proxy.core.config import SchedulerConfig
 from proxy.core.policies import PolicyName, configure
 from proxy.core.tiles import TileConfig
 from proxy.sim.custom import as_ordering, is_engine_scheduler, load, proxy_with
-from proxy.sim.schedulers import EngineSchedulerName
+from proxy.sim.schedulers import EngineSchedulerName, plugin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -131,6 +131,16 @@ POLICIES = {
             f"the proxy sends prompts ahead in tiles, one per step (engine budget {_TILES_BUDGET}; experimental)",
             partial(_proxy, PolicyName.SPF, tiles=TileConfig()),
             {"token_budget": _TILES_BUDGET},
+        ),
+        *(
+            Policy(
+                f"gate-{name}",
+                f"the proxy with --policy spf over {summary}",
+                partial(_proxy, PolicyName.SPF),
+                {"scheduler": scheduler, **engine},
+            )
+            for name, scheduler, summary, engine in _IN_ENGINE
+            if plugin_of(scheduler) is not None
         ),
         Policy(
             "fcfs-large",

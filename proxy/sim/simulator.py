@@ -25,6 +25,7 @@ from proxy.core.selfreport import EngineReport
 from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
 from proxy.sim.fleet import Clock, Prompt, TimedEngine, direct, microseconds
 from proxy.sim.records import RequestRecord, note_tokens
+from proxy.sim.schedulers import plugin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -135,9 +136,9 @@ class _Run:
         for request in workload:
             self.clock.at(microseconds(request.at_seconds), self._arrive, request)
         if scheduler is not None:
-            limits = limits_of(config.engine)
+            limits, plugin = limits_of(config.engine), plugin_of(config.engine.scheduler)
             for engine_id in self.engines:
-                self._perform(scheduler.handle(EngineUp(engine_id, limits), 0.0))
+                self._perform(scheduler.handle(EngineUp(engine_id, limits, plugin=plugin), 0.0))
             self._report_us = microseconds(config.report_seconds)
             self.clock.at(self._report_us, self._report)
 

@@ -276,6 +276,17 @@ class Metrics:
             ],
             description="1 for the condition that it is in",
         )
+        meter.create_observable_gauge(
+            "slai.engine.plugin",
+            [
+                lambda _: [
+                    Observation(1, {"engine": e.id, "policy": e.plugin.value})
+                    for e in scheduler.engines
+                    if e.plugin is not None
+                ]
+            ],
+            description="1 for the policy by which its own scheduler goes, where that is our plugin",
+        )
         engine_gauge("slai.engine.requests", "Requests dispatched and not over", lambda e: e.outstanding)
         engine_gauge("slai.engine.passing", "Requests past the queue (no generation)", lambda e: e.passing)
         engine_gauge("slai.engine.decodes", "Streams past their first token", lambda e: e.decodes)

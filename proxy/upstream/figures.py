@@ -7,6 +7,7 @@ from collections import defaultdict
 from math import isfinite
 
 from proxy.core.limits import CacheConfig
+from proxy.core.plugin import PluginPolicy
 from proxy.core.selfreport import EngineReport
 
 _CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
@@ -14,6 +15,7 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _USAGE, _USAGE_BEFORE = "kv_cache_usage_perc", "gpu_cache_usage_perc"
 """vLLM's name of it now, and in older releases; some tell both."""
 _STARTED = "process_start_time_seconds"
+_ONE = ("1", "1.0")
 _TOKENS = ("prompt_tokens_total", "generation_tokens_total")
 _SAMPLE = re.compile(
     rf"^(?:vllm:)?(num_requests_running|num_requests_waiting|{_USAGE}|{_USAGE_BEFORE}"
@@ -21,6 +23,7 @@ _SAMPLE = re.compile(
     r"(?:\{.*\})? (\S+)",
     re.MULTILINE,
 )
+_PLUGIN = re.compile(r"^slai_plugin_info\{(.*)\} (\S+)", re.MULTILINE)
 _MOST = 1e12
 """No figure is believed beyond it."""
 
@@ -38,6 +41,16 @@ def read_cache_config(metrics: str) -> CacheConfig | None:
         caches_prefixes &= labels.get("enable_prefix_caching") == "True"
     sensible = blocks > 0 < block_tokens and blocks * block_tokens <= _MOST
     return CacheConfig(blocks * block_tokens, block_tokens, caches_prefixes) if sensible else None
+
+
+def read_plugin(metrics: str) -> PluginPolicy | None:
+    """Return by which of our rules the engine composes its steps; ``None``: it has no plugin, or one with a fault.
+
+    Data-parallel engines are one: if one of them goes by other rules, that is none of ours for all of them.
+    """
+    told = [(dict(_LABEL.findall(labels)).get("policy", ""), value) for labels, value in _PLUGIN.findall(metrics)]
+    policies = {PluginPolicy.read(policy) if value in _ONE else None for policy, value in told}
+    return policies.pop() if len(policies) == 1 else None
 
 
 def read_report(metrics: str) -> EngineReport | None:

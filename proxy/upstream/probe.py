@@ -17,13 +17,14 @@ import httpx
 from proxy.core.events import EngineDown, EngineRemoved, EngineReported, EngineUp
 from proxy.core.limits import CacheConfig, EngineLimits
 from proxy.upstream.credentials import EngineTrust
-from proxy.upstream.figures import read_cache_config, read_report
+from proxy.upstream.figures import read_cache_config, read_plugin, read_report
 from proxy.upstream.knowledge import Knowledge, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from proxy.core.engine import EngineBelief
+    from proxy.core.plugin import PluginPolicy
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ class EngineProbe:
     models: list[dict[str, Any]] = field(default_factory=list)
     """Entries of its ``/v1/models``, as it sent them."""
     cache: CacheConfig = field(default_factory=CacheConfig)
+    plugin: PluginPolicy | None = None
+    """By which of our rules it composes its steps itself, as it last said."""
     version: str = ""
     """What it says that it runs, if anybody asked."""
     fingerprint: str = ""
@@ -178,14 +181,17 @@ class Prober:
         probe.models = probe.models if models is None else models
         metrics = await self._get_metrics(probe)
         probe.cache = read_cache_config(metrics) or probe.cache
-        up = EngineUp(probe.base_url, self.limits(probe.cache), frozenset(str(model["id"]) for model in probe.models))
+        probe.plugin = read_plugin(metrics) if metrics else probe.plugin
+        models_served = frozenset(str(model["id"]) for model in probe.models)
+        up = EngineUp(probe.base_url, self.limits(probe.cache), models_served, plugin=probe.plugin)
         if not probe.up or up != probe.announced:
             if not probe.up:
                 _log.info(
-                    "engine %s is up: models %s, KV cache %s",
+                    "engine %s is up: models %s, KV cache %s, steps composed by %s",
                     up.engine_id,
                     sorted(up.models),
                     "of unknown size" if probe.cache.kv_tokens is None else f"{probe.cache.kv_tokens} tokens",
+                    "vLLM" if probe.plugin is None else f"our plugin ({probe.plugin})",
                 )
                 if self._tiles and not up.limits.caches_prefixes:
                     _log.warning(

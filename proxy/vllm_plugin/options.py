@@ -41,6 +41,16 @@ class PluginConfig:
     """``rad``: decodes from which no prompt is worked on."""
 
     @classmethod
+    def of(cls, vllm_config: Any) -> PluginConfig:
+        """Read the section of an engine's configuration.
+
+        Raises:
+            PluginConfigError: as from ``read``.
+        """
+        additional = vllm_config.additional_config
+        return cls.read(additional.get(SECTION) if isinstance(additional, dict) else None)
+
+    @classmethod
     def read(cls, section: Mapping[str, Any] | None) -> PluginConfig:
         """Read the section ``slai``.
 

@@ -14,12 +14,14 @@ Written against vLLM 0.32; ``_Base`` names all that is used of it.
 from __future__ import annotations
 
 import logging
+import os
 import time
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from proxy.core.stepmodel import OnlineStepModel, StepLoad
 from proxy.core.stepplan import Decode, EngineState, Prompt
-from proxy.vllm_plugin.options import SECTION, PluginConfig, PluginConfigError
+from proxy.vllm_plugin.options import PluginConfig, PluginConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
         def schedule(self, *args: Any, **kwargs: Any) -> Any: ...
         def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any: ...
+        def make_stats(self, *args: Any, **kwargs: Any) -> Any: ...
         def _inflight_prefill_reserved_blocks(self) -> int: ...
 else:
     _Base = object
@@ -52,6 +55,11 @@ _MEAN_WEIGHT = 0.05
 _REPORT_STEPS = 2_000
 _MOST_UNDER_WAY = 16
 """Steps composed and not over; more than any engine has."""
+CARRIER = "num_kv_fetch_reqs_by_stage"
+"""Counts by name in vLLM's statistics, whose loggers look at no others than those that they know; see ``stats``."""
+STEPS, HELD, BROKEN = "slai_steps", "slai_held", "slai_broken"
+ENTRY_POINT = "slai"
+"""The name of ``stats`` among vLLM's own plugins, as ``VLLM_PLUGINS`` has it."""
 
 
 def scheduler(*args: Any, **kwargs: Any) -> Any:
@@ -71,14 +79,19 @@ def scheduler(*args: Any, **kwargs: Any) -> Any:
     return type("SlaiScheduler", (StepPlanning, base), {})(*args, **kwargs)
 
 
+def _is_installed() -> bool:
+    """Whether vLLM finds ``stats``."""
+    allowed = os.environ.get("VLLM_PLUGINS")
+    found = entry_points(group="vllm.stat_logger_plugins", name=ENTRY_POINT)
+    return bool(found) and (allowed is None or ENTRY_POINT in allowed.split(","))
+
+
 class StepPlanning(_Base):
     """Mixed into one of vLLM's schedulers; see the module's docstring."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        vllm_config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
-        additional = vllm_config.additional_config
-        self._slai = PluginConfig.read(additional.get(SECTION) if isinstance(additional, dict) else None)
+        self._slai = PluginConfig.of(kwargs["vllm_config"] if "vllm_config" in kwargs else args[0])
         self._ahead = int(bool(self.scheduler_config.async_scheduling))
         self._fcfs = self.scheduler_config.policy == "fcfs"
         self._model = OnlineStepModel()
@@ -94,7 +107,13 @@ class StepPlanning(_Base):
         self._broken = False
         self.held = 0
         """Times that a sequence sat out a step."""
+        self._tells = _is_installed()
         _log.info("slai schedules: %s", self._slai)
+        if not self._tells:
+            _log.warning(
+                "slai is on the path, but not installed here or not in VLLM_PLUGINS: /metrics do not tell of it, and "
+                "a proxy takes this engine for a stock one (pip install --no-deps slai-proxy)"
+            )
 
     # -- what vLLM calls --
 
@@ -134,6 +153,13 @@ class StepPlanning(_Base):
         except Exception:  # noqa: BLE001 - a fault in here must not cost the engine a step
             self._break()
         return outputs
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        stats = super().make_stats(*args, **kwargs)
+        carrier = getattr(stats, CARRIER, None)
+        if self._tells and isinstance(carrier, dict):
+            carrier |= {STEPS: self._model.steps, HELD: self.held, BROKEN: int(self._broken)}
+        return stats
 
     # -- before a step --
 

@@ -47,7 +47,10 @@ def test_policies_of_engines_change_those_and_nothing_else() -> None:
     config = SimulationConfig(EngineConfig(max_num_seqs=64), engines=2)
     changed = {name: policy.simulation(config, 7) for name, policy in POLICIES.items()}
     inside = {name for name, c in changed.items() if c.engine.scheduler is not EngineSchedulerName.VLLM}
-    assert len(inside) == len(EngineSchedulerName) - 1, "each scheduler has a policy"
+    alone = {c.engine.scheduler for name, c in changed.items() if POLICIES[name].scheduler(PolicyOptions()) is None}
+    assert alone == set(EngineSchedulerName), "each scheduler has a policy"
+    plugged = {name for name in inside if POLICIES[name].scheduler(PolicyOptions()) is not None}
+    assert plugged == {"gate-plugin-deadline", "gate-plugin-slai", "gate-plugin-rad"}
     assert {name for name, c in changed.items() if c.engine != config.engine} - inside == {
         *("fcfs-watermark", "tiles", "fcfs-large")
     }

@@ -3,11 +3,12 @@
 import pytest
 
 from proxy.core.limits import CacheConfig
+from proxy.core.plugin import PluginPolicy
 from proxy.core.selfreport import EngineReport
 from proxy.sim.engine import SimulatedEngine
 from proxy.sim.http.metrics import EngineMetrics
 from proxy.sim.http.server import SimulatedServer
-from proxy.upstream.figures import read_cache_config, read_report
+from proxy.upstream.figures import read_cache_config, read_plugin, read_report
 
 CACHE = 'vllm:cache_config_info{block_size="16",engine="%d",num_gpu_blocks="%d"} 1.0\n'
 
@@ -110,3 +111,26 @@ class TestReport:
     )
     def test_unknown(self, text: str) -> None:
         assert read_report(text) is None
+
+
+class TestPlugin:
+    def test_the_policy_is_that_of_the_label_whatever_else_is_there(self) -> None:
+        text = f'{load()}# TYPE slai_plugin_info gauge\nslai_plugin_info{{version="9",policy="slai",engine="0"}} 1.0\n'
+        assert read_plugin(text) is PluginPolicy.SLAI
+        assert read_plugin(load()) is None
+
+    @pytest.mark.parametrize(
+        ("policies", "found"),
+        [
+            ((("slai", "1"), ("slai", "1.0")), PluginPolicy.SLAI),
+            ((("slai", "1.0"), ("slai", "0.0")), None),
+            ((("slai", "1.0"), ("deadline", "1.0")), None),
+            ((("slai", "NaN"),), None),
+            ((("x" * 10_000, "1.0"),), PluginPolicy.OTHER),
+        ],
+    )
+    def test_data_parallel_engines_are_one(
+        self, policies: tuple[tuple[str, str], ...], found: PluginPolicy | None
+    ) -> None:
+        lines = (f'slai_plugin_info{{engine="{n}",policy="{p}"}} {v}' for n, (p, v) in enumerate(policies))
+        assert read_plugin("\n".join(lines)) is found

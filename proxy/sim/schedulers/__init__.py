@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from proxy.core.plugin import PluginPolicy
 from proxy.sim.schedulers.base import Batch, EngineScheduler, Scheduler
 from proxy.sim.schedulers.deadline import DeadlineScheduler
 from proxy.sim.schedulers.orca import OrcaScheduler
@@ -29,7 +30,7 @@ from proxy.sim.schedulers.slai import (
 )
 from proxy.sim.schedulers.vllm import VllmPriorityScheduler, VllmScheduler
 
-__all__ = ["ENGINE_SCHEDULERS", "Batch", "EngineScheduler", "EngineSchedulerName", "Scheduler"]
+__all__ = ["ENGINE_SCHEDULERS", "Batch", "EngineScheduler", "EngineSchedulerName", "Scheduler", "plugin_of"]
 
 
 class EngineSchedulerName(StrEnum):
@@ -75,3 +76,14 @@ ENGINE_SCHEDULERS: dict[EngineSchedulerName, type[EngineScheduler]] = {
     EngineSchedulerName.PLUGIN_SLAI: PluginSlaiScheduler,
     EngineSchedulerName.PLUGIN_RAD: PluginRadScheduler,
 }
+
+_PLUGINS = {
+    EngineSchedulerName.PLUGIN_DEADLINE: PluginPolicy.DEADLINE,
+    EngineSchedulerName.PLUGIN_SLAI: PluginPolicy.SLAI,
+    EngineSchedulerName.PLUGIN_RAD: PluginPolicy.RAD,
+}
+
+
+def plugin_of(scheduler: EngineSchedulerName | type[EngineScheduler]) -> PluginPolicy | None:
+    """What an engine with this scheduler would tell of our plugin; ``None``: it has another."""
+    return _PLUGINS.get(scheduler) if isinstance(scheduler, EngineSchedulerName) else None
