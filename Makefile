@@ -79,8 +79,17 @@ contract: $(VENV)/.installed-test  ## Hold the debug port to its own OpenAPI des
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group contract
 	@$(BIN)/python -m pytest tests/server/test_debug_contract.py $(ARGS)
 
-dashboards: $(VENV)/.installed-test  ## Make dashboards/*.json from dashboards/panels.py
+.PHONY: dashboards lock
+dashboards: $(VENV)/.installed-test  ## Make dashboards/*.json from dashboards/panels.py, and the rules for the Prometheus operator
 	@$(BIN)/python -m dashboards.build
+
+IMAGE_EXTRAS := dns,k8s,otlp
+lock:  ## Write deploy/constraints.txt anew: the newest versions of all that is in the image
+	@rm -rf build/lock && $(PYTHON) -m venv build/lock
+	@build/lock/bin/python -m pip install --quiet --disable-pip-version-check '.[$(IMAGE_EXTRAS)]'
+	@{ echo '# Made by "make lock": what is in the image, with the extras $(IMAGE_EXTRAS).'; \
+	  build/lock/bin/python -m pip freeze --exclude slai-proxy; } > deploy/constraints.txt
+	@rm -rf build/lock
 
 fix: $(VENV)/.installed-check  ## Format the code and mend what the linter can
 	$(BIN)/ruff format .

@@ -1,4 +1,4 @@
-"""Makes the JSON of every dashboard, for Grafana's provisioning.
+"""Makes the JSON of every dashboard, for Grafana's provisioning, and the rules as the Prometheus operator wants them.
 
 The SDK's newest release is of the oldest schema (its versions carry an epoch), so it is pinned in ``pyproject.toml``.
 """
@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common as common_models
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from dashboards.panels import Board, Panel
 
 _SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+_DEPLOY = Path(__file__).parents[1] / "deploy"
+OPERATOR_RULES = _DEPLOY / "kubernetes/components/monitoring/prometheusrule.yaml"
 _WIDTH = 24
 _HEIGHT = 7
 
@@ -64,10 +67,24 @@ def _panel(panel: Panel, span: int) -> timeseries.Panel | stat.Panel:
     return made
 
 
+def render_rules() -> str:
+    """Return Prometheus' rules as the Prometheus operator reads them."""
+    rule = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "slai-proxy"},
+        "spec": yaml.safe_load((_DEPLOY / "prometheus/rules.yml").read_text(encoding="utf-8")),
+    }
+    return "# Made from deploy/prometheus/rules.yml by 'make dashboards'.\n" + yaml.safe_dump(
+        rule, sort_keys=False, width=120, allow_unicode=True
+    )
+
+
 def main() -> None:
-    """Write every dashboard beside this module."""
+    """Write every dashboard beside this module, and the rules for the Prometheus operator."""
     for board in BOARDS:
         Path(__file__).with_name(f"{board.uid}.json").write_text(render(board), encoding="utf-8")
+    OPERATOR_RULES.write_text(render_rules(), encoding="utf-8")
 
 
 if __name__ == "__main__":
