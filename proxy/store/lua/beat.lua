@@ -1,0 +1,26 @@
+-- A sign of life: registers a replica, forgets those that gave none, and hands the lease to whom it is due.
+-- KEYS: lease (hash), members (sorted set: replica -> when it is forgotten, in us)
+-- ARGV: replica, life of the entry and of the lease in us, whether the replica would lead ('1')
+-- Returns leader ('' for none), epoch, us that the lease still holds, and the members.
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local life = tonumber(ARGV[2])
+
+redis.call('ZADD', KEYS[2], string.format('%.0f', now + life), ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now))
+redis.call('PEXPIRE', KEYS[2], math.ceil(life / 1000))
+
+local held = redis.call('HMGET', KEYS[1], 'leader', 'epoch', 'ends_at')
+local leader, epoch, ends_at = held[1] or '', tonumber(held[2] or 0), tonumber(held[3] or 0)
+if ends_at <= now then leader = '' end
+if leader == '' and ARGV[3] == '1' then
+  -- By the time, so that it grows even if the key was lost; never twice the same, even if the clock was set back.
+  leader, epoch = ARGV[1], math.max(now, epoch + 1)
+end
+if leader == ARGV[1] then
+  ends_at = now + life
+  redis.call('HSET', KEYS[1], 'leader', leader, 'epoch', string.format('%.0f', epoch),
+    'ends_at', string.format('%.0f', ends_at))
+end
+return {leader, string.format('%.0f', epoch), string.format('%.0f', math.max(0, ends_at - now)),
+  redis.call('ZRANGE', KEYS[2], 0, -1)}

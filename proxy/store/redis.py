@@ -1,0 +1,184 @@
+"""The store of replicas on several machines, or in several processes: a Redis or Valkey server, 6.2 or later.
+
+All keys of a pool carry one hash tag, so that in cluster mode they lie together and a function may use them all.
+Letters are published, not queued: one that nobody hears is lost, and its successor's number tells. So a replica that is
+away leaves nothing behind, and memory does not grow with what happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit, urlunsplit
+
+import redis.asyncio as aioredis
+from redis.asyncio.cluster import RedisCluster
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from proxy.core.fleet import Standing
+from proxy.store.contract import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+VERSION = "v1"
+"""Of keys, letters and functions: replicas of another version are another pool."""
+_CONNECTIONS = 16
+_MICROSECONDS = 1e6
+_RECONNECT_SECONDS = (0.05, 1.0)
+_PING_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class RedisStore:
+    """One pool on a server. Every call ends within ``timeout_seconds``, whatever has become of the server."""
+
+    def __init__(
+        self,
+        client: aioredis.Redis | RedisCluster,
+        pool: str,
+        timeout_seconds: float,
+        *,
+        finders: Sequence[aioredis.Redis] = (),
+    ) -> None:
+        """``finders``: clients of those who tell where the server is; they end with the store."""
+        self._client = client
+        self._finders = finders
+        self._timeout_seconds = timeout_seconds
+        self._prefix = f"slai:{{{pool}}}:{VERSION}"
+        self._lease, self._members = f"{self._prefix}:lease", f"{self._prefix}:members"
+        self._beat, self._post, self._resign = (
+            client.register_script(_script(name)) for name in ("beat", "post", "resign")
+        )
+
+    @classmethod
+    def from_url(cls, url: str, pool: str = "default", timeout_seconds: float = 0.5) -> RedisStore:
+        """Open a store without connecting yet.
+
+        ``url``: ``redis://``, ``rediss://`` (TLS) or ``unix://`` as redis-py has them; ``redis+cluster://`` and
+        ``rediss+cluster://`` for any node of a cluster; ``redis+sentinel://HOST:PORT,HOST:PORT/NAME`` for the master
+        that sentinels know by that name.
+
+        Raises:
+            ValueError: the URL is none of these.
+        """
+        client, finders = _connect(url, timeout_seconds)
+        return cls(client, pool, timeout_seconds, finders=finders)
+
+    async def beat(self, replica: str, life_seconds: float, *, willing: bool = True) -> Standing:
+        life = round(life_seconds * _MICROSECONDS)
+        async with self._bounded():
+            leader, epoch, left, members = await self._beat(
+                keys=(self._lease, self._members), args=(replica, life, int(willing))
+            )
+        names = frozenset(name.decode() for name in members)
+        return Standing(leader.decode(), int(epoch), int(left) / _MICROSECONDS, names)
+
+    async def resign(self, replica: str) -> None:
+        async with self._bounded():
+            await self._resign(keys=(self._lease, self._members), args=(replica,))
+
+    async def post(self, to: str, letter: bytes) -> None:
+        async with self._bounded():
+            await self._client.publish(self._channel(to), letter)
+
+    async def post_as_leader(self, to: str, letter: bytes, replica: str, epoch: int) -> bool:
+        async with self._bounded():
+            sent = await self._post(keys=(self._lease,), args=(replica, epoch, self._channel(to), letter))
+        return bool(sent)
+
+    async def listen(self, replica: str, on_letter: Callable[[bytes], None]) -> None:
+        pause, longest = _RECONNECT_SECONDS
+        while True:
+            try:
+                async with self._client.pubsub() as subscription:
+                    async with self._bounded():
+                        await subscription.subscribe(self._channel(replica))
+                    pause = _RECONNECT_SECONDS[0]
+                    while True:
+                        # A connection that is cut without a word would never tell: a ping does.
+                        found = await subscription.get_message(timeout=_PING_SECONDS)
+                        if found is None:
+                            async with self._bounded():
+                                await subscription.ping()
+                        elif found["type"] == "message":
+                            on_letter(found["data"])
+            except (RedisError, OSError, StoreError) as error:
+                _log.warning("letters do not come: %s", error)
+                await asyncio.sleep(pause)
+                pause = min(longest, 2 * pause)
+
+    async def get(self, name: str) -> bytes | None:
+        async with self._bounded():
+            found = await self._client.get(f"{self._prefix}:kept:{name}")
+        assert not isinstance(found, str)  # answers are not decoded
+        return found
+
+    async def put(self, name: str, value: bytes, keep_seconds: float) -> None:
+        async with self._bounded():
+            await self._client.set(f"{self._prefix}:kept:{name}", value, px=round(keep_seconds * 1e3))
+
+    async def close(self) -> None:
+        for client in (self._client, *self._finders):
+            await client.aclose()
+
+    def _channel(self, replica: str) -> str:
+        return f"{self._prefix}:to:{replica}"
+
+    @asynccontextmanager
+    async def _bounded(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._timeout_seconds):  # the wait for a connection of the pool, too
+                yield
+        except TimeoutError:
+            raise StoreError(f"no answer within {self._timeout_seconds:g} s") from None
+        except (RedisError, OSError) as error:
+            raise StoreError(f"{type(error).__name__}: {error}") from error
+
+
+def _script(name: str) -> str:
+    return files(__package__).joinpath("lua", f"{name}.lua").read_text()
+
+
+def _connect(url: str, timeout_seconds: float) -> tuple[aioredis.Redis | RedisCluster, Sequence[aioredis.Redis]]:
+    # A call that fails is told at once: what to do then is decided by those who asked, and a retry would be late.
+    options: dict[str, Any] = {
+        "socket_timeout": timeout_seconds,
+        "socket_connect_timeout": timeout_seconds,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    parts = urlsplit(url)
+    match parts.scheme:
+        case "redis" | "rediss" | "unix":
+            pool = aioredis.BlockingConnectionPool.from_url(
+                url, max_connections=_CONNECTIONS, timeout=timeout_seconds, **options
+            )
+            return aioredis.Redis.from_pool(pool), ()
+        case "redis+cluster" | "rediss+cluster":
+            plain = urlunsplit(parts._replace(scheme=parts.scheme.removesuffix("+cluster")))
+            return RedisCluster.from_url(plain, max_connections=_CONNECTIONS, **options), ()
+        case "redis+sentinel":
+            nodes = [_host_and_port(node) for node in parts.netloc.rpartition("@")[2].split(",")]
+            name = parts.path.strip("/")
+            if not name:
+                raise ValueError("a sentinel's URL ends with the name of the master: redis+sentinel://HOST:PORT/NAME")
+            options |= {"username": parts.username, "password": parts.password}
+            options |= {key: values[-1] for key, values in parse_qs(parts.query).items() if key == "db"}
+            sentinel = Sentinel(nodes, socket_timeout=timeout_seconds)  # type: ignore[no-untyped-call]
+            return sentinel.master_for(name, **options), sentinel.sentinels
+        case _:
+            raise ValueError(
+                f"no URL of a Redis server: {parts.scheme}://...; one begins with redis://, rediss:// or unix://"
+            )
+
+
+def _host_and_port(node: str) -> tuple[str, int]:
+    host, _, port = node.rpartition(":")
+    return (host.strip("[]"), int(port)) if host else (port, 26379)

@@ -1,0 +1,201 @@
+"""What becomes of calls when a real Redis server fails, and the kinds of servers there are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import asynccontextmanager, suppress
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import pytest
+import redis.asyncio as aioredis
+import trustme
+from redis_server import PROGRAM, WHY_NOT, RedisServer, free_port
+from stores import letters_to
+
+from proxy.store.contract import StoreError
+from proxy.store.redis import RedisStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from proxy.core.fleet import Standing
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason=WHY_NOT)
+TIMEOUT_SECONDS = 0.2
+
+
+@asynccontextmanager
+async def running(directory: Path, *options: str) -> AsyncIterator[RedisServer]:
+    server = RedisServer(directory, *options)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.kill()
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[RedisStore]:
+    store = RedisStore.from_url(url, "tests", TIMEOUT_SECONDS)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[RedisServer]:
+    async with running(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+async def store(server: RedisServer) -> AsyncIterator[RedisStore]:
+    async with opened(server.url) as store:
+        yield store
+
+
+async def test_a_dead_server_is_an_error_at_once_and_its_successor_is_used(
+    server: RedisServer, store: RedisStore
+) -> None:
+    first = await store.beat("a", 1.0)
+    await server.kill()
+    with pytest.raises(StoreError):
+        await store.beat("a", 1.0)
+    await server.start()
+    second = await store.beat("a", 1.0)  # with no memory of the scripts, the lease and the members
+    assert (second.leader, second.members) == ("a", frozenset({"a"}))
+    assert second.epoch > first.epoch
+
+
+async def test_a_server_that_hangs_is_an_error_in_time_for_all_who_ask_and_back_when_it_wakes(
+    server: RedisServer, store: RedisStore
+) -> None:
+    await store.beat("a", 1.0)
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        began = monotonic()
+        told = await asyncio.gather(*(store.post("b", b"letter") for _ in range(100)), return_exceptions=True)
+        assert all(isinstance(error, StoreError) for error in told)
+        assert monotonic() - began < 5 * TIMEOUT_SECONDS  # all together: more than there are connections for
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert (await _eventually(store)).leader == "a"
+
+
+async def test_a_flushed_server_forgets_all_but_that_epochs_grow(server: RedisServer, store: RedisStore) -> None:
+    first = await store.beat("a", 1.0)
+    await store.beat("b", 1.0)
+    async with aioredis.Redis.from_url(server.url) as direct:
+        await direct.flushall()
+        await direct.script_flush()
+    assert not await store.post_as_leader("b", b"letter", "a", first.epoch)
+    second = await store.beat("b", 1.0)
+    assert (second.leader, second.members) == ("b", frozenset({"b"}))
+    assert second.epoch > first.epoch
+
+
+async def test_a_server_without_memory_is_an_error(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path, "--maxmemory", "1", "--maxmemory-policy", "noeviction") as full,
+        opened(full.url) as store,
+    ):
+        with pytest.raises(StoreError, match="OutOfMemory"):
+            await store.beat("a", 1.0)
+
+
+async def test_letters_come_again_after_a_restart(server: RedisServer, store: RedisStore) -> None:
+    async with letters_to(store, "a") as got:
+        await server.kill()
+        await server.start()
+        async with asyncio.timeout(10):
+            while got.empty():
+                await asyncio.sleep(0.01)
+                await _post_anyhow(store)
+
+
+async def test_pools_of_one_server_know_nothing_of_each_other(server: RedisServer, store: RedisStore) -> None:
+    other = RedisStore.from_url(server.url, "others")
+    assert (await store.beat("a", 1.0)).leader == "a"
+    standing = await other.beat("b", 1.0)
+    assert (standing.leader, standing.members) == ("b", frozenset({"b"}))
+    await other.close()
+
+
+async def test_a_cluster(tmp_path: Path) -> None:
+    async with running(tmp_path, "--cluster-enabled", "yes", "--cluster-port", str(free_port())) as node:
+        async with aioredis.Redis.from_url(node.url) as direct:
+            await direct.cluster("ADDSLOTSRANGE", "0", "16383")
+            async with asyncio.timeout(10):
+                while (await direct.cluster("INFO"))["cluster_state"] != "ok":  # noqa: ASYNC110 - it tells nobody
+                    await asyncio.sleep(0.05)
+        async with opened(node.url.replace("redis://", "redis+cluster://")) as store:
+            standing = await store.beat("a", 1.0)
+            async with letters_to(store, "b") as got:
+                assert await store.post_as_leader("b", b"letter", "a", standing.epoch)
+                assert await got.get() == b"letter"
+            await store.put("model", b"1", 1.0)
+            assert await store.get("model") == b"1"
+            await store.resign("a")
+
+
+async def test_the_master_that_a_sentinel_knows(tmp_path: Path, server: RedisServer) -> None:
+    sentinel = RedisServer(tmp_path)
+    sentinel.watch("fleet", server.port)
+    await sentinel.start()
+    try:
+        async with opened(f"redis+sentinel://127.0.0.1:{sentinel.port}/fleet") as store:
+            assert (await _eventually(store)).leader == "a"
+        async with opened(server.url) as direct:
+            assert (await direct.beat("b", 1.0)).leader == "a"
+    finally:
+        await sentinel.kill()
+
+
+async def test_tls_and_a_user_with_only_the_rights_that_are_needed(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    key, chain, root = (tmp_path / name for name in ("key.pem", "chain.pem", "root.pem"))
+    certificate.private_key_pem.write_to_path(str(key))
+    certificate.cert_chain_pems[0].write_to_path(str(chain))
+    authority.cert_pem.write_to_path(str(root))
+    user = ("--user", "proxy", "on", ">secret", "~slai:*", "&slai:*", "+@all", "-@admin", "-@dangerous")
+    with_tls = RedisServer(tmp_path, *user)
+    with_tls.serve_tls(key, chain, root)
+    await with_tls.start()
+    try:
+        url = f"rediss://proxy:secret@127.0.0.1:{with_tls.port}?ssl_ca_certs={root}"
+        async with opened(url) as store:
+            assert (await store.beat("a", 1.0)).leader == "a"
+        async with opened(url.replace("secret", "wrong")) as store:
+            with pytest.raises(StoreError):
+                await store.beat("a", 1.0)
+        async with opened(f"rediss://proxy:secret@127.0.0.1:{with_tls.port}") as store:
+            with pytest.raises(StoreError):  # nobody vouches for the server
+                await store.beat("a", 1.0)
+    finally:
+        await with_tls.kill()
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1", "127.0.0.1:6379", "redis+sentinel://127.0.0.1:26379"])
+def test_what_is_no_url_of_a_server_is_told(url: str) -> None:
+    with pytest.raises(ValueError, match="redis"):
+        RedisStore.from_url(url)
+
+
+async def _eventually(store: RedisStore) -> Standing:
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                return await store.beat("a", 1.0)
+            except StoreError:
+                await asyncio.sleep(0.02)
+
+
+async def _post_anyhow(store: RedisStore) -> None:
+    with suppress(StoreError):
+        await store.post("a", b"letter")
