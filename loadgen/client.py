@@ -37,6 +37,7 @@ from proxy.wire.errors import UpstreamFailure
 from proxy.wire.openai import read_chunk
 from proxy.wire.sse import EventSplitter
 from proxy.wire.tenants import TENANT_HEADER
+from proxy.wire.timing import ASK_TIMING, queue_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,6 +100,7 @@ class Client:
     headers: tuple[tuple[str, str], ...] = (
         ("Content-Type", "application/json"),
         ("Accept-Encoding", "identity"),  # A compressed stream comes in blocks, not in tokens.
+        (ASK_TIMING, "1"),
     )
 
     def prepare(self, scheduled: ScheduledRequest) -> bytes:
@@ -166,6 +168,8 @@ class Client:
             return f"http {answer.status}"
         if answer.content_type != "text/event-stream":
             return "not a stream"
+        if (queued := queue_seconds(answer.headers)) is not None:
+            record.on_queued(queued * self.time_scale)
         splitter, clock = EventSplitter(), self.clock
 
         def take(data: bytes) -> bool:
@@ -181,6 +185,8 @@ class Client:
                 # characters and, as they may not end, with end marks, and what is measured is the engine's pace.
                 if chunk.tokens or chunk.held_back:
                     record.on_tokens(now, chunk.tokens or 1)
+                if chunk.queue_seconds is not None:
+                    record.on_queued(chunk.queue_seconds * self.time_scale)
                 if chunk.completion_tokens is not None:
                     record.prompt_tokens, record.cached_tokens = chunk.prompt_tokens, chunk.cached_tokens
                     record.completion_tokens = chunk.completion_tokens

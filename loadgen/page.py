@@ -28,6 +28,7 @@ _DEFINITIONS = (
     ("TTFT", "first token minus the intended time of the request, so that a late client and every queue count"),
     ("TBT", "time between tokens: the gap between two arrivals of tokens in one stream, pooled over the streams"),
     ("TPOT", "time from the first to the last token over one less than the number of tokens, of each request"),
+    ("server queue", "what the servers on the way say, each of its own queue, that they held the request back"),
     ("attainment", "share of all requests that completed with TTFT and every TBT within their class's deadlines"),
     ("goodput", "requests that attained their deadlines, per second"),
     ("failures", "what failed, was refused or never ended has missed its deadlines, and its TTFT is infinite"),

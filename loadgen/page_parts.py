@@ -47,6 +47,8 @@ def run_parts(document: Document) -> Parts:
         ("output", f"{per_second(metrics['tokens_per_s'], 0).removesuffix('/s')} tokens/s"),
         ("sent late, p99", seconds(document["schedule_delay_s"]["p99"])),
     ]
+    if (queue := everybody.get("server_queue_s")) is not None:
+        cards.append(("server queue, p99", seconds(queue["p99"])))
     groups = [("all", everybody), *metrics["by_class"].items()]
     groups += [(f"tenant {name}", group) for name, group in metrics["by_tenant"].items()]
     tables: list[tuple[str, Rows]] = [("By class", _groups_table(groups))]

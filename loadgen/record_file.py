@@ -55,7 +55,7 @@ def row_of(record: RequestRecord) -> dict[str, Any]:
         "usage_prompt_tokens": result.prompt_tokens if result else None,
         "usage_completion_tokens": result.completion_tokens if result else None,
         "usage_cached_tokens": result.cached_tokens if result else None,
-        "server_queue_s": result.queue_seconds if result else None,
+        "server_queue_s": record.queue_seconds,
         "attained": record.attained,
         "error": record.error,
         "status": result.status if result else None,

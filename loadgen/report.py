@@ -136,9 +136,16 @@ def run_tables(document: Document) -> Group:
         ("completed", "req/s", _number(metrics["completed_per_s"])),
         ("output", "tokens/s", _number(metrics["tokens_per_s"], 0)),
         ("sent late, p99", "ms", _milli(document["schedule_delay_s"]["p99"])),
+        *_held_back(metrics["all"].get("server_queue_s")),
     ):
         totals.add_row(label, unit, value)
     return Group(ttft, classes, totals)
+
+
+def _held_back(told: Mapping[str, float | None] | None) -> Iterator[tuple[str, str, str]]:
+    """Yield rows on the time in the servers' queues, where they tell."""
+    if told is not None:
+        yield from ((f"in the server's queue, {p}", "ms", _milli(told[p])) for p in ("p50", "p99"))
 
 
 def compat_tables(document: Document) -> list[Table]:

@@ -30,8 +30,6 @@ class Result(RequestRecord):
     """From ``usage``, as are the next two; ``None`` where the server does not tell."""
     completion_tokens: int | None = None
     cached_tokens: int | None = None
-    queue_seconds: float | None = None
-    """How long a server or proxy says that it held the request back."""
 
     def on_tokens(self, now: float, count: int = 1) -> None:
         """Note that a chunk with ``count`` tokens arrived at ``now``."""

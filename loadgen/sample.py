@@ -54,7 +54,7 @@ class Sample:
             np.array([_first_byte(r) for r in records], dtype=float),
             np.array([_end_to_end(r) for r in records], dtype=float),
             np.array([_per_token(r) for r in records], dtype=float),
-            np.array([_queued(r) for r in records], dtype=float),
+            np.array([np.nan if r.queue_seconds is None else r.queue_seconds for r in records], dtype=float),
             np.array([r.completed for r in records], dtype=bool),
             np.array([r.attained for r in records], dtype=bool),
             np.array([r.request.prompt_tokens for r in records], dtype=np.int64),
@@ -110,8 +110,3 @@ def _per_token(record: RequestRecord) -> float:
     if not record.completed or record.last_token_at is None or record.first_token_at is None:
         return inf
     return (record.last_token_at - record.first_token_at) / (record.tokens - 1) if record.tokens > 1 else np.nan
-
-
-def _queued(record: RequestRecord) -> float:
-    seconds = record.queue_seconds if isinstance(record, Result) else None
-    return np.nan if seconds is None else seconds

@@ -15,6 +15,7 @@ from proxy.server.waiting import as_event
 from proxy.upstream.client import EngineAnswer, EngineError
 from proxy.wire.apis import APIS
 from proxy.wire.errors import UpstreamFailure, answer
+from proxy.wire.timing import SERVER_TIMING, queue_timing, wants_timing
 from proxy.wire.usage import UsageRemover
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ async def relay(
     remover = UsageRemover() if report.asked_usage and streamed else None
     response = request.get(STARTED) or relayed(request, upstream)
     response.headers.setdefault("X-Request-Id", report.client_id)
+    if wants_timing(request.headers):
+        response.headers.add(SERVER_TIMING, queue_timing(report.queue_seconds or 0.0))
     if remover is not None and not response.prepared:
         response.headers.popall("Content-Length", None)
     as_one_event = response.prepared and not streamed

@@ -78,7 +78,8 @@ class TimedEngine:
         on_step_end: Callable[[], None] | None = None,
     ) -> None:
         self.model = model
-        self.queue_seconds: list[float] = []
+        self.queue_seconds: dict[str, float] = {}
+        """From the receipt of each prompt to the first step that works on it."""
         self.busy_seconds = 0.0
         self._in_transit = 0
         self._clock = clock
@@ -120,7 +121,7 @@ class TimedEngine:
         self._clock.at(self._clock.now_us + microseconds(seconds), self._end_step)
         for request_id in self.model.step_admitted:
             if (received_us := self._received_us.pop(request_id, None)) is not None:  # not admitted a second time
-                self.queue_seconds.append((self._clock.now_us - received_us) / 1e6)
+                self.queue_seconds[request_id] = (self._clock.now_us - received_us) / 1e6
         self._on_step()
 
     def _end_step(self) -> None:

@@ -47,6 +47,8 @@ class RequestRecord:
     refusals: int = 0
     retries: int = 0
     """How often its client came back after a refusal."""
+    queue_seconds: float | None = None
+    """How long it was held back by proxy and engine, as far as they tell."""
     error: str | None = None
     """What went wrong, in a few words that repeat ("http 503"); ``None`` while running and on success."""
 
@@ -58,6 +60,10 @@ class RequestRecord:
             self.gaps.append(now - self.last_token_at)
         self.last_token_at = now
         self.tokens += count
+
+    def on_queued(self, seconds: float) -> None:
+        """Note that it waited in one more queue."""
+        self.queue_seconds = (self.queue_seconds or 0.0) + seconds
 
     @property
     def completed(self) -> bool:

@@ -251,8 +251,9 @@ class _Run:
                 self._on_action(action, self.clock.now)
             match action:
                 case Dispatch(request_id, engine_id):
-                    del self._waiting[request_id]
-                    request = self.records[request_id].request
+                    record = self._waiting.pop(request_id)
+                    request = record.request
+                    record.on_queued(self.clock.now - (record.sent_at or 0.0))
                     content = request.prefix or request_id
                     sizes = request.prompt_tokens, request.output_tokens
                     self.engines[engine_id].send(Prompt(request_id, *sizes, content, common=request.prefix_tokens))
@@ -341,6 +342,9 @@ def simulate(
     run = _Run(workload, config, scheduler, on_action, on_step_end)
     run.clock.run()
     engines = run.engines.values()
+    for request_id, seconds in (item for e in engines for item in e.queue_seconds.items()):
+        if (record := run.records.get(request_id)) is not None:  # slices go by while their prompt waits
+            record.on_queued(seconds)
     steps = sum(e.model.steps for e in engines)
     return SimulationResult(
         list(run.records.values()),
@@ -348,5 +352,5 @@ def simulate(
         steps,
         run.starved_steps,
         sum(e.busy_seconds for e in engines) / max(1, steps),
-        [seconds for e in engines for seconds in e.queue_seconds],
+        [seconds for e in engines for seconds in e.queue_seconds.values()],
     )

@@ -9,6 +9,8 @@
     the time after which the first token would be of no more use: a request that cannot have it by then is refused.
 ``x-slai-no-queue``
     ``1``: refuse the request rather than let it wait.
+``x-slai-timing``
+    ``1``: tell in the answer how long the request was held back (``wire.timing``).
 """
 
 from __future__ import annotations

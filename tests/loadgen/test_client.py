@@ -114,6 +114,27 @@ async def test_a_token_of_which_nothing_shows_counts(client: Client, clock: Cloc
     assert (record.ttft_seconds, list(record.gaps), record.tokens) == (1.0, [1.0], 2)
 
 
+@pytest.mark.parametrize("scale", [1.0, 10.0])
+async def test_the_times_in_the_proxys_and_in_the_engines_queue_add_up(
+    client: Client, upstream: Upstream, scale: float
+) -> None:
+    async def script(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        assert request.headers["x-slai-timing"] == "1"
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Server-Timing": "queue;dur=200"})
+        await response.prepare(request)
+        told = {"choices": [], "usage": {"completion_tokens": 1}, "metrics": {"queue_time_ms": 50.0}}
+        await response.write(token() + event(told) + DONE)
+        return response
+
+    upstream.script = script
+    record = await ask(replace(client, time_scale=scale), upstream.url, output=1)
+    assert record.queue_seconds == pytest.approx(0.25 * scale)
+
+
+async def test_a_server_that_tells_nothing_of_its_queue(client: Client, upstream: Upstream) -> None:
+    assert (await ask(client, upstream.url)).queue_seconds is None
+
+
 async def test_a_refusal_is_named_by_its_status(client: Client, upstream: Upstream) -> None:
     async def script(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         return web.json_response({"error": {"message": "full"}}, status=503)

@@ -109,8 +109,9 @@ def test_end_to_end_tpot_and_first_byte() -> None:
 
 def test_queue_time_is_there_where_the_server_tells_it() -> None:
     told = result()
-    told.queue_seconds = 0.25
-    assert measure([told, result()])["all"]["server_queue_s"]["p50"] == 0.25
+    told.on_queued(0.2)
+    told.on_queued(0.05)
+    assert measure([told, result()])["all"]["server_queue_s"]["p50"] == pytest.approx(0.25)
 
 
 def test_several_tokens_in_a_chunk_are_one_gap_and_are_told() -> None:

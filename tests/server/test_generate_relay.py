@@ -8,6 +8,8 @@ import pytest
 from live_proxy import CHAT, COMPLETIONS, LiveProxy, exchange, live_proxy, raw_post, until
 from scripted_engine import DONE, SSE, Call, Script, chunk, delta, event, head, last, scripted_engine, token, usage
 
+from proxy.wire.timing import queue_seconds
+
 STREAMED = b'{"model": "m", "prompt": "hello", "stream": true}'
 
 REQUESTS = (
@@ -264,6 +266,51 @@ async def test_the_client_gets_the_engines_headers_and_hop_by_hop_ones_of_its_ow
             "Connection: close",
         ]
         assert body == chunk(token()) + b"0\r\n\r\n"
+
+
+async def test_a_client_that_asks_is_told_how_long_its_request_was_held_back() -> None:
+    async def script(call: Call) -> None:
+        await call.send(head("200 OK", *SSE, "Server-Timing: cpu;dur=3", "Connection: close") + token() + DONE)
+        call.close()
+
+    async with scripted_engine(script) as engine, live_proxy(engine, max_num_seqs=1) as proxy:
+        for asked, told in (({"x-slai-timing": "1"}, 2), ({}, 1)):
+            async with proxy.post(headers=asked) as response:
+                await response.read()
+            timing = response.headers.getall("Server-Timing")
+            assert timing[0] == "cpu;dur=3"
+            assert len(timing) == told
+            assert 0.0 <= (queue_seconds(response.headers) or 0.0) < 5.0
+        assert not any(call.header("x-slai-timing") for call in engine.calls)
+
+
+async def test_the_time_in_the_queue_is_from_arrival_to_the_engine() -> None:
+    go = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.begin()
+        await call.write(token())
+        await go.wait()
+        await call.write(DONE)
+        await call.end()
+
+    async with scripted_engine(script) as engine, live_proxy(engine, max_num_seqs=1) as proxy:
+        clock = asyncio.get_running_loop().time
+        first = asyncio.ensure_future(proxy.fetch())
+        await until(lambda: engine.calls)
+        asked_at = clock()
+        second = asyncio.ensure_future(proxy.client.post(COMPLETIONS, data=STREAMED, headers={"x-slai-timing": "1"}))
+        await until(lambda: proxy.scheduler.waiting == 1)
+        waits_at = clock()
+        await until(lambda: clock() > waits_at + 0.02)
+        released_at = clock()
+        go.set()
+        async with await second as response:
+            told = queue_seconds(response.headers)
+            assert told is not None
+            assert released_at - waits_at - 0.001 < told < clock() - asked_at
+            await response.read()
+        await first
 
 
 async def test_a_connection_that_the_engine_closes_leaves_the_clients_open() -> None:

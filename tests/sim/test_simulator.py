@@ -170,6 +170,16 @@ def test_the_gate_keeps_the_queue_in_the_proxy_and_not_in_the_engine() -> None:
     assert median(gated.engine_queue_seconds) < 2 * gated.step_seconds
 
 
+def test_each_request_knows_how_long_it_was_held_back() -> None:
+    requests = workload(rate=2.5)
+    for run in (simulate(requests, ONE_ENGINE, None), simulate(requests, ONE_ENGINE, SchedulerConfig())):
+        held = [r.queue_seconds or 0.0 for r in run.records]
+        ttfts = [r.ttft_seconds or 0.0 for r in run.records]
+        assert all(0 <= seconds < ttft for seconds, ttft in zip(held, ttfts, strict=True))
+        assert sum(held) >= sum(run.engine_queue_seconds) - 1e-6
+        assert max(held) > 1.0
+
+
 def test_the_step_time_is_the_mean_over_all_engines_steps() -> None:
     step = PROFILES["rtx6000ada"].step.seconds(
         prefill_tokens=200, sequences=1, decodes=0, kv_tokens=0, attention=20_000

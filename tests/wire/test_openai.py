@@ -422,6 +422,13 @@ def test_usage_with_every_chunk() -> None:
     assert found == ChunkView(tokens=1, visible=True, prompt_tokens=100, completion_tokens=2)
 
 
+def test_the_time_in_vllms_queue() -> None:
+    usage = {"prompt_tokens": 1, "completion_tokens": 2}
+    assert chunk(usage=usage, metrics={"queue_time_ms": 12.5, "mean_itl_ms": 2.0}).queue_seconds == 0.0125
+    for nothing in ({}, {"queue_time_ms": None}, {"queue_time_ms": -1}, {"queue_time_ms": True}, "x", None, [1]):
+        assert chunk(usage=usage, metrics=nothing) == ChunkView(prompt_tokens=1, completion_tokens=2)
+
+
 @pytest.mark.parametrize("value", [None, "7", 7.5, True, -1, [], {}])
 def test_usage_that_is_no_count_is_left_out(value: Any) -> None:
     found = chunk(usage={"prompt_tokens": value, "completion_tokens": 3, "prompt_tokens_details": value})
