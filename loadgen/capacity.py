@@ -8,9 +8,9 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from loadgen.search import Outcome, judged, next_step
 from loadgen.trials import broken_for_sure, find
 from proxy.sim.parallel import run_parallel
+from proxy.sim.search import Outcome, judged, next_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from loadgen.load import SearchedLoad
     from loadgen.results import Result
     from loadgen.runner import Display
-    from loadgen.search import Finding, SearchPlan, Trial
     from loadgen.servers import LiveServer
     from loadgen.simulated import SimulatedServer
     from loadgen.slo import Slo
+    from proxy.sim.search import Finding, SearchPlan, Trial
     from proxy.sim.workload import ScheduledRequest
 
 _LOOK_SECONDS = 1.0

@@ -18,21 +18,21 @@ from loadgen.load_arguments import add_load_arguments, count, positive, searched
 from loadgen.output import Format, add_report_arguments, publish, refuse_unwritable, table_console
 from loadgen.progress import open_display
 from loadgen.report import SCHEMA_VERSION, Document, describe_classes, show
-from loadgen.search import SearchPlan
 from loadgen.server_arguments import add_server_arguments, allow_many_sockets, live, simulated
 from loadgen.slo import EXAMPLE, Slo, parse_slo
 from loadgen.statefile import StateFile
 from proxy import __version__
 from proxy.sim.parallel import WorkerError, usable_cores
+from proxy.sim.search import SearchPlan
 from proxy.sim.workload import PAPER_CLASSES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from loadgen.load import SearchedLoad
-    from loadgen.search import Finding, Outcome, Trial
     from loadgen.servers import LiveServer
     from loadgen.simulated import SimulatedServer
+    from proxy.sim.search import Finding, Outcome, Trial
 
 _FINE, _FAILED, _INTERRUPTED = 0, 1, 130
 

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from loadgen.report import Document
-    from loadgen.search import Finding
     from loadgen.slo import Slo
+    from proxy.sim.search import Finding
 
 
 def capacity_table(document: Document) -> Table:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgen.search import Finding
+from proxy.sim.search import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from loadgen.search import Trial
+    from proxy.sim.search import Trial
 
 _VERSION = 1
 

@@ -10,8 +10,8 @@ import numpy as np
 from loadgen.intervals import quantile
 from loadgen.metrics import json_number
 from loadgen.sample import Sample
-from loadgen.search import Finding, Margin, Trial
 from loadgen.stability import growth_of
+from proxy.sim.search import Finding, Margin, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -87,7 +87,7 @@ def _carry_out(study: Study, config: dict[str, Any], args: argparse.Namespace, n
     document = {"schema_version": SCHEMA_VERSION, "config": config, "complete": status == _FINE}
     document |= {"runs": runs, "summary": summary}
     if args.capacity is not None:
-        found = capacities(study, summary, args.capacity)
+        found = capacities(study, runs, args.capacity)
         print_capacities(_output(stderr=args.json), found, args.capacity)
         document["capacity"] = {policy: capacity.as_json() for policy, capacity in found.items()}
     if args.json:

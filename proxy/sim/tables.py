@@ -54,7 +54,7 @@ def print_capacities(console: Console, found: Mapping[str, Capacity], ttft_p50_s
     """Print up to which rate each policy keeps the limits."""
     limit = f"median TTFT up to {ttft_p50_seconds:g} s, p99 TBT of each class within its deadline"
     console.print(Text(f"capacity ({limit})", style="bold"))
-    table = _table("kept at\n(1/s)", "broken at\n(1/s)", "between,\nabout", "change", "what\nbreaks")
+    table = _table("kept at\n(1/s)", "broken at\n(1/s)", "between,\nabout", "\n95 %", "change", "what\nbreaks")
     first = next(iter(found.values())).estimate if found else None
     for number, (policy, capacity) in enumerate(found.items()):
         change = 100 * (capacity.estimate / first - 1) if number and capacity.estimate and first else None
@@ -63,6 +63,7 @@ def print_capacities(console: Console, found: Mapping[str, Capacity], ttft_p50_s
             "-" if capacity.kept_at is None else f"{capacity.kept_at:g}",
             "-" if capacity.broken_at is None else f"{capacity.broken_at:g}",
             _number(capacity.estimate, 2),
+            "-" if capacity.interval is None else "{:.2f}-{:.2f}".format(*capacity.interval),
             "-" if change is None else f"{change:+.0f} %",
             capacity.broken or "-",
         )

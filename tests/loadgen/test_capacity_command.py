@@ -16,11 +16,11 @@ from loadgen.capacity_command import run_capacity
 from loadgen.load import SearchedLoad
 from loadgen.planning import Demand
 from loadgen.progress import PlainDisplay
-from loadgen.search import Finding, Margin, Outcome, SearchPlan, Trial
 from loadgen.servers import LiveServer
 from loadgen.slo import parse_slo
 from loadgen.statefile import StateError, StateFile
 from loadgen.traces import RowTrace, load
+from proxy.sim.search import Finding, Margin, Outcome, SearchPlan, Trial
 
 pytest_plugins = ("loadgen_fixtures",)
 

@@ -12,11 +12,11 @@ from scripted_upstream import request_at
 from loadgen.load import SearchedLoad, at_exact_rate, evenly
 from loadgen.planning import Demand
 from loadgen.results import Result
-from loadgen.search import Finding, Outcome, SearchPlan, Trial, next_step
 from loadgen.slo import Slo, parse_slo
 from loadgen.stability import growth_of, waiting_at
 from loadgen.traces import RowTrace, load
 from loadgen.trials import broken_for_sure, find
+from proxy.sim.search import Finding, Outcome, SearchPlan, Trial, next_step
 from proxy.sim.workload import SHAREGPT_LIKE, ScheduledRequest
 
 SERVICE_SECONDS = 1.0

@@ -243,7 +243,13 @@ def test_capacity_is_told_after_the_tables_and_in_json(simulate: Simulate, trace
         [policy, "2.5", "-"] for policy in ("fcfs", "gate")
     ]
     document = json.loads(simulate(*_SMALL, "--trace", trace, "--capacity", "0.0001", "--json")[1])
-    assert document["capacity"]["fcfs"] == {"kept_at": None, "broken_at": 1.5, "estimate": None, "broken": "TTFT"}
+    assert document["capacity"]["fcfs"] == {
+        "kept_at": None,
+        "broken_at": 1.5,
+        "estimate": None,
+        "interval": None,
+        "broken": "TTFT",
+    }
 
 
 def test_step_model_study_has_a_row_for_each_run_with_a_proxy(simulate: Simulate, trace: str) -> None:

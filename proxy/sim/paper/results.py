@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxy.sim.capacity import capacities
 from proxy.sim.paper.plan import POLICIES, TTFT_P50_SECONDS
-from proxy.sim.study import Study, summarise_study
+from proxy.sim.study import Study
 from proxy.sim.workload import Trace
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def capacities_by_seed(
         if not names:
             continue
         study = Study(Trace("", (), 0), names, rates, (seed,), 0)
-        for policy, capacity in capacities(study, summarise_study(study, of_seed), TTFT_P50_SECONDS).items():
+        for policy, capacity in capacities(study, of_seed, TTFT_P50_SECONDS).items():
             rate = capacity.kept_at if capacity.estimate is None else capacity.estimate
             if rate is not None:
                 found.setdefault(policy, {})[seed] = rate

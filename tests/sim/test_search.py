@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.search import Finding, Margin, Outcome, SearchPlan, Trial, judged, next_step
+from proxy.sim.search import Finding, Margin, Outcome, SearchPlan, Trial, judged, next_step
 
 Measure = Callable[[Trial], Finding]
 

@@ -1,6 +1,8 @@
 """The search for a capacity: up or down from a first guess until the limits hold at one rate and not at another, then
 bisection in the logarithm of the rate until the two are close.
 
+Runs at rates that were chosen beforehand, those of a study, are judged by the same rules (``outcome_of``).
+
 All of it is a function of what has been measured so far (``next_step``): a search that was interrupted goes on from its
 findings, and one that is repeated takes the same course. A rate is judged by runs on several seeds, the same ones at
 every rate, so that the same requests come in the same order, only closer together: common random numbers.
@@ -120,6 +122,7 @@ class Outcome:
     interval: tuple[float, float] | None
     """95 %, from the seeds' differences at the last rates."""
     breaks: tuple[str, ...]
+    """What is broken at ``broken_at``: first the limit that is crossed first, if it can be told."""
     judgements: tuple[Judgement, ...]
     """All rates, ascending."""
 
@@ -171,19 +174,43 @@ def _walk(plan: SearchPlan, findings: Findings) -> Outcome:
             if rate <= plan.lowest or rate < 1e-4 * plan.start:
                 break
             rate = _rounded(max(rate / 2, plan.lowest))
-    estimate, interval = None, None
-    if low and high:
-        # The verdicts may have needed few seeds, where the figure between them is as good as all of them make it.
-        ends = [_judge(plan, findings, judgement.rate, to_the_last=True) for judgement in (low, high)]
-        estimate, interval = _estimate(ends[0], ends[1], high.breaks, judged(plan, findings))
-    return Outcome(
-        low.rate if low else None,
-        high.rate if high else None,
-        estimate,
-        interval,
-        high.breaks if high else (),
-        tuple(judged(plan, findings)),
-    )
+    if low is None or high is None:
+        return _outcome(low, high, judged(plan, findings))
+    # The verdicts may have needed few seeds, where the figure between them is as good as all of them make it.
+    sure = [_judge(plan, findings, judgement.rate, to_the_last=True) for judgement in (low, high)]
+    return _outcome(low, high, judged(plan, findings), (sure[0], sure[1]))
+
+
+def outcome_of(findings: Findings) -> Outcome:
+    """Return the capacity that runs show which were made beforehand: at each of their rates on each of their seeds.
+
+    Raises:
+        ValueError: there are none, or one is missing.
+    """
+    rates, seeds = sorted({trial.rate for trial in findings}), sorted({trial.seed for trial in findings})
+    if not findings or len(findings) < len(rates) * len(seeds):
+        raise ValueError("a capacity needs runs at each rate on each seed")
+    plan = SearchPlan(rates[0], tuple(seeds), least_seeds=len(seeds))
+    judgements = [_judge(plan, findings, rate, to_the_last=True) for rate in rates]
+    broken = next((place for place, judgement in enumerate(judgements) if not judgement.kept), None)
+    kept = judgements[:broken]
+    return _outcome(kept[-1] if kept else None, None if broken is None else judgements[broken], judgements)
+
+
+def _outcome(
+    low: Judgement | None,
+    high: Judgement | None,
+    judgements: Sequence[Judgement],
+    surer: tuple[Judgement, Judgement] | None = None,
+) -> Outcome:
+    """``surer`` are the same two rates by more seeds than their verdicts needed."""
+    kept_at, broken_at = (None if end is None else end.rate for end in (low, high))
+    breaks = high.breaks if high else ()
+    if low is None or high is None:
+        return Outcome(kept_at, broken_at, None, None, breaks, tuple(judgements))
+    estimate, interval, first = _estimate(*(surer or (low, high)), breaks, judgements)
+    breaks = tuple(sorted(breaks, key=lambda name: name != first))
+    return Outcome(kept_at, broken_at, estimate, interval, breaks, tuple(judgements))
 
 
 def _rounded(rate: float) -> float:
@@ -251,8 +278,11 @@ def _mean_margin(margins: Sequence[Margin]) -> tuple[float, float]:
 
 def _estimate(
     low: Judgement, high: Judgement, breaks: Sequence[str], judgements: Sequence[Judgement]
-) -> tuple[float, tuple[float, float] | None]:
-    """Return where the first limit is crossed, and its interval; all seeds may put it a little beside the two rates."""
+) -> tuple[float, tuple[float, float] | None, str | None]:
+    """Return where the first limit is crossed, its interval, and which it is.
+
+    All seeds may put it a little beside the two rates.
+    """
     crossings = []
     for name in breaks:
         if name not in high.means:
@@ -261,14 +291,14 @@ def _estimate(
         share = -below / (above - below) if above > below else 0.5
         crossings.append((low.rate * (high.rate / low.rate) ** min(2.0, max(-1.0, share)), name))
     if not crossings:
-        return sqrt(low.rate * high.rate), None
+        return sqrt(low.rate * high.rate), None, None
     estimate, name = min(crossings)
     # A slope over two rates this close would be mostly chance.
     wide = [j for j in judgements if 0.75 * estimate <= j.rate <= estimate / 0.75 and len(j.findings) > 1]
     if len(wide) < 2 or (slope := _slope([(log(j.rate), j.means[name][0]) for j in wide])) <= 0:
-        return estimate, None
+        return estimate, None, name
     half = max(low.means[name][1], high.means[name][1]) / slope
-    return estimate, (estimate * exp(-half), estimate * exp(half))
+    return estimate, (estimate * exp(-half), estimate * exp(half)), name
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
