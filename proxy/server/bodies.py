@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from proxy.wire.coding import BrokenCodingError, TooLongError, inflate
 from proxy.wire.errors import answer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from multidict import MultiMapping
 
     from proxy.config import Settings
@@ -24,7 +27,10 @@ BODY_SECONDS = web.AppKey("body_seconds", list[float])
 
 @dataclass(slots=True)
 class Uploads:
-    """What is held of bodies that have not come to their end. Each is bounded, but so must be all of them together."""
+    """What is held of bodies that have not come to their end, or pass the queue by.
+
+    Each is bounded, but so must be all of them together.
+    """
 
     most_bytes: int
     held_bytes: int = 0
@@ -38,6 +44,19 @@ class Uploads:
         if self.held_bytes + size > self.most_bytes:
             raise AccessError(RejectReason.QUEUE_FULL, answer(RejectReason.QUEUE_FULL))
         self.held_bytes += size
+
+    @contextmanager
+    def held(self, size: int) -> Iterator[None]:
+        """Count a body for as long as it is needed.
+
+        Raises:
+            AccessError: too much is held already.
+        """
+        self.hold(size)
+        try:
+            yield
+        finally:
+            self.held_bytes -= size
 
 
 UPLOADS = web.AppKey("uploads", Uploads)
