@@ -159,7 +159,7 @@ class Settings(BaseSettings):
     max_body_bytes: PositiveInt = 32 << 20
     """Longest request body, inflated if it came compressed; a longer one is refused (413)."""
     max_upload_bytes: PositiveInt = 512 << 20
-    """Most bytes held of bodies that have not come to their end, all together; one more is refused (429)."""
+    """Most bytes held of bodies that are unfinished or pass the queue by, all together; one more is refused (429)."""
     head_timeout_seconds: Seconds = 15.0
     """How long a client may take for the head of a request; then the connection ends (408)."""
     body_timeout_seconds: Seconds = 120.0
