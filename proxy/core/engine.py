@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from proxy.core.backoff import BackOff
 from proxy.core.growth import KvOutlook, OutputLengths
@@ -161,9 +161,52 @@ class EngineBelief(StepClock):
         takes them out of it. Those that a running sequence uses too are counted twice, which is on the safe side.
         ``outputs``: those of its kind, if known.
         """
+        self.health.release(request_id, now)
+        self._take(
+            request_id,
+            prompt_tokens,
+            now,
+            tbt_seconds,
+            streamed=streamed,
+            cached_tokens=cached_tokens,
+            outputs=outputs,
+            max_tokens=max_tokens,
+            sequences=sequences,
+        )
+
+    def adopt(
+        self, request_id: str, prompt_tokens: int, now: float, tbt_seconds: float | None, *, tokens: int, **more: Any
+    ) -> None:
+        """Note that it has a request already, with ``tokens`` of its answer; ``more`` as for ``release``.
+
+        How much of a prompt without a token is left to do is not known: all of it is the safe side.
+        """
+        self._take(request_id, prompt_tokens, now, tbt_seconds, **more)
+        prefill = self._prefills[request_id]
+        prefill.tells_delay = False  # it came we do not know when
+        if tokens:
+            del self._prefills[request_id]
+            self.backlog -= prefill.remaining
+            prefill.over = True
+            self.kv_tokens += tokens
+            self._streams[request_id] = Stream(prompt_tokens + tokens, self._clock, tbt_seconds)
+            self._stream_context += prompt_tokens + tokens
+
+    def _take(
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        now: float,
+        tbt_seconds: float | None,
+        *,
+        streamed: bool,
+        cached_tokens: int,
+        outputs: OutputLengths | None,
+        max_tokens: int | None,
+        sequences: int,
+    ) -> None:
         if streamed and not self._shows_work():
             self.health.progress_at = now
-        self.health.release(request_id, now)
         if sequences > 1:
             self._siblings[request_id] = sequences - 1
             self.siblings += sequences - 1
@@ -239,9 +282,14 @@ class EngineBelief(StepClock):
         """Tokens of a released request so far, prompt and output; 0 while no token of it has come."""
         return stream.context if (stream := self._streams.get(request_id)) is not None else 0
 
-    def end(self, request_id: str, now: float, tokens: int | None = None) -> None:
-        """Forget a request, whatever state it is in. ``tokens``: length of an answer that came in one piece."""
+    def end(self, request_id: str, now: float, tokens: int | None = None, *, whole: bool = True) -> None:
+        """Forget a request, whatever state it is in. ``tokens``: length of an answer that came in one piece.
+
+        ``whole``: whether its output can be learnt from, as nothing more of it will come.
+        """
         tbt_seconds: float | None = None
+        if not whole:
+            self._outlook.drop(request_id)
         if self._siblings:
             self.siblings -= self._siblings.pop(request_id, 0)
         if (stream := self._streams.pop(request_id, None)) is not None:

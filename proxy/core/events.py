@@ -130,6 +130,31 @@ class Passed:
 
 
 @dataclass(frozen=True, slots=True)
+class InFlight:
+    """A request that an engine has, and ``tokens`` of its answer so far. No event of its own: see ``HandedOver``."""
+
+    request: Request
+    engine_id: str
+    arrived_at: float
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """Requests change hands between replicas. Nothing is released before all of it is known.
+
+    ``gone``: those that somebody else schedules from now on, or nobody; their engines are neither praised nor blamed,
+    and ids that are not known are ignored. ``in_flight``: those that count from now on at the engines that have them;
+    one at an unknown engine is ignored. ``waiting``: those that come to the queue, with the age that they have. Of
+    both, those whose id is in use are ignored.
+    """
+
+    gone: tuple[str, ...] = ()
+    in_flight: tuple[InFlight, ...] = ()
+    waiting: tuple[Arrived, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class DrainStarted:
     """The proxy is shutting down: whatever waits is refused, and so is whatever comes."""
 
@@ -153,6 +178,7 @@ Event = (
     | EngineRemoved
     | EngineReported
     | Passed
+    | HandedOver
     | DrainStarted
     | Reconfigured
 )

@@ -230,6 +230,10 @@ class KvOutlook:
             given.outputs.learn(context - given.prompt_tokens)
             self._ended = True
 
+    def drop(self, key: str) -> None:
+        """Forget a sequence, and learn nothing from it."""
+        self._ended |= self._given.pop(key, None) is not None
+
     def fits(
         self,
         prompt_tokens: int,

@@ -165,3 +165,26 @@ class Ledger:
             max_tokens=request.max_tokens,
             sequences=request.sequences,
         )
+
+    def adopt(self, waiting: Waiting, engine: EngineBelief, tokens: int, now: float) -> None:
+        """Note that ``engine`` has a request already, that another replica has released, and ``tokens`` of its answer.
+
+        It is charged like one of ours; of how fast the queue empties it tells nothing.
+        """
+        request = waiting.request
+        entry = self.entries[request.id] = Entry(waiting, engine)
+        self.backlog.push(waiting, self.servers(request.model))
+        entry.bill = self.backlog.take(waiting)
+        entry.bill.charge(request.prompt_tokens, now, last=True)
+        engine.adopt(
+            request.id,
+            request.prompt_tokens,
+            now,
+            request.request_class.tbt_seconds,
+            tokens=tokens,
+            streamed=request.streamed,
+            cached_tokens=self.prefixes.release(request, engine),
+            outputs=self.growth.of(request.model, request.request_class.name),
+            max_tokens=request.max_tokens,
+            sequences=request.sequences,
+        )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 _LONGEST_ANSWER = 1 << 20
 """Where the size of the cache is not known."""
@@ -39,3 +40,12 @@ class EngineLimits:
     def __post_init__(self) -> None:
         if self.token_budget < 1 or self.max_num_seqs < 1 or (self.kv_tokens is not None and self.kv_tokens < 1):
             raise ValueError("an engine's limits are at least 1")
+
+    def part(self, parts: int) -> EngineLimits:
+        """One of so many equal parts of such an engine, for one sequence at least."""
+        return replace(
+            self,
+            token_budget=ceil(self.token_budget / parts),
+            max_num_seqs=ceil(self.max_num_seqs / parts),
+            kv_tokens=None if self.kv_tokens is None else ceil(self.kv_tokens / parts),
+        )

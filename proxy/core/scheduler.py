@@ -22,6 +22,7 @@ from proxy.core.events import (
     EngineReported,
     EngineUp,
     Event,
+    HandedOver,
     NotStarted,
     Passed,
     Reconfigured,
@@ -30,12 +31,12 @@ from proxy.core.events import (
     TokensProduced,
 )
 from proxy.core.lane import Waiting
+from proxy.core.leaving import forget, give_up, take_back
 from proxy.core.ledger import Entry, Ledger
 from proxy.core.membership import (
     cut_late,
     cuts_due,
     join,
-    judge,
     let_go,
     mark_down,
     reject_all,
@@ -144,10 +145,10 @@ class Scheduler:
             case Arrived(request, arrived_at):
                 refused = self._enqueue(request, now if arrived_at is None else arrived_at, now)
             case Ended(request_id, tokens, cached_tokens, served):
-                self._forget(request_id, now, tokens, served=served)
+                forget(self._ledger, request_id, now, tokens, served=served)
                 self._ledger.prefixes.end(request_id, cached_tokens)
             case NotStarted(request_id, asked_seconds):
-                refused = self._take_back(request_id, asked_seconds, now)
+                refused = take_back(self._ledger, request_id, asked_seconds, now, draining=self._draining)
             case Tokenized(request_id, prompt_tokens):
                 self._on_tokenized(request_id, prompt_tokens, now)
             case SliceEnded(piece, cached, found_tokens):
@@ -166,6 +167,8 @@ class Scheduler:
             case Passed(engine_id, begins):
                 if (passer := self._ledger.engines.get(engine_id)) is not None:
                     passer.passing = max(0, passer.passing + (1 if begins else -1))
+            case HandedOver():
+                refused = self._hand_over(event, now)
             case DrainStarted():
                 self._draining = True
                 for entry in list(self._ledger.sliced.values()):
@@ -182,8 +185,10 @@ class Scheduler:
         actions = refused + self._release(now)
         if expired := self._expire(now):
             actions += expired + self._release(now)  # others may fit where these did not
-        if isinstance(event, Arrived) and (too_many := hold_bounds(self._ledger, event.request.id, now)):
-            actions += too_many + self._release(now)
+        newcomers = (event,) if isinstance(event, Arrived) else event.waiting if isinstance(event, HandedOver) else ()
+        for newcomer in newcomers:
+            if too_many := hold_bounds(self._ledger, newcomer.request.id, now):
+                actions += too_many + self._release(now)
         return actions
 
     def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action]:
@@ -269,25 +274,6 @@ class Scheduler:
         aged_from = arrived_at - request.waited_before_seconds
         return self.config.ordering(self._ledger.uncached_tokens(request), aged_from)
 
-    def _take_back(self, request_id: str, asked_seconds: float | None, now: float) -> list[Action]:
-        entry = self._ledger.entries.get(request_id)
-        if entry is None or entry.engine is None or entry.sliced:
-            return []
-        engine, entry.engine = entry.engine, None
-        engine.end(request_id, now)
-        judge(self._ledger, engine, request_id, served=None, now=now)
-        self._ledger.prefixes.take_back(request_id)
-        until = engine.back_off.refused(asked_seconds, now)
-        engine.closed_until = max(until, engine.closed_until or 0.0)
-        for half_way in [e for e in self._ledger.sliced.values() if e.engine is engine]:
-            unslice(self._ledger, half_way, now)  # bound to it, they could go on nowhere, however long it stays closed
-        self._ledger.wait(entry.waiting, now)
-        if self._draining:
-            return [self._ledger.reject(entry.waiting, RejectReason.DRAINING, now)]
-        if not self._ledger.any_up(self._ledger.backlog.servers_of(entry.waiting)):
-            return [self._ledger.reject(entry.waiting, RejectReason.NO_ENGINE, now)]
-        return []
-
     def _on_tokenized(self, request_id: str, prompt_tokens: int, now: float) -> None:
         entry = self._ledger.entries.get(request_id)
         if entry is None or entry.engine is not None:
@@ -298,6 +284,23 @@ class Scheduler:
         entry.waiting = replace(entry.waiting, request=request, key=key)
         entry.sliceable = True
         self._ledger.wait(entry.waiting, now)
+
+    def _hand_over(self, event: HandedOver, now: float) -> list[Action]:
+        ledger = self._ledger
+        refused: list[Action] = []
+        for request_id in event.gone:
+            give_up(ledger, request_id, now)
+        for of in event.in_flight:
+            if of.engine_id in ledger.engines and of.request.id not in ledger.entries:
+                self._arrivals += 1
+                waiting = Waiting(of.request, of.arrived_at, self._key(of.request, of.arrived_at), self._arrivals)
+                ledger.adopt(waiting, ledger.engines[of.engine_id], of.tokens, now)
+        newcomers = [(new.request, now if new.arrived_at is None else new.arrived_at) for new in event.waiting]
+        # In their order, as the first may be let in although the queue is full, or may not be waited in.
+        for request, arrived_at in sorted(newcomers, key=lambda of: self._key(*of)):
+            if request.id not in ledger.entries:
+                refused += self._enqueue(request, arrived_at, now)
+        return refused
 
     # -- what to do --
 
@@ -327,22 +330,3 @@ class Scheduler:
             reason = RejectReason.TOO_LATE if waiting.request.may_wait else RejectReason.NO_QUEUE
             refused.append(self._ledger.reject(waiting, reason, now))
         return refused
-
-    def _forget(self, request_id: str, now: float, tokens: int | None, *, served: bool | None) -> None:
-        entry = self._ledger.entries.get(request_id)
-        if entry is None:
-            return
-        if entry.engine is None:
-            self._ledger.drop(entry.waiting)
-        elif entry.sliced:
-            entry.engine.drop_slices(request_id)
-            del self._ledger.sliced[request_id]
-        else:
-            assert entry.bill is not None
-            if tokens is not None:
-                tokens = min(tokens, entry.engine.limits.longest_answer)
-            generated = entry.engine.context_tokens(request_id) - entry.waiting.request.prompt_tokens
-            entry.bill.settle(max(tokens or 0, generated))
-            entry.engine.end(request_id, now, tokens)
-            judge(self._ledger, entry.engine, request_id, served=served, now=now)
-        del self._ledger.entries[request_id]

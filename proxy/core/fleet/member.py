@@ -2,51 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
+
+from proxy.core.events import (
+    Arrived,
+    DrainStarted,
+    EngineReported,
+    EngineUp,
+    HandedOver,
+    Passed,
+    TokensProduced,
+)
+from proxy.core.fleet.config import FleetConfig, Role
+from proxy.core.fleet.following import Following
+from proxy.core.fleet.leading import Leading
+from proxy.core.fleet.letters import Call, Leaves
 
 if TYPE_CHECKING:
     from proxy.core.actions import Action
     from proxy.core.events import Event
     from proxy.core.fleet.letters import Letter
     from proxy.core.fleet.register import Standing
+    from proxy.core.limits import EngineLimits
     from proxy.core.scheduler import Scheduler
-
-
-class Role(StrEnum):
-    """Who decides on a replica's requests. Metric label."""
-
-    FOLLOWER = "follower"
-    """Another replica, or nobody as long as none leads."""
-    ROLL_CALL = "roll_call"
-    """It has been given the lead, and asks the others what they have; nobody decides."""
-    LEADER = "leader"
-    """It decides, on those of all replicas."""
-    LOCAL = "local"
-    """It decides on its own with a part of each engine, as nobody can be reached who decides for all."""
-
-
-@dataclass(frozen=True, slots=True)
-class FleetConfig:
-    """Times of a fleet, in seconds."""
-
-    beat_seconds: float = 0.5
-    """How often the shell gives the store a sign of life."""
-    life_seconds: float = 2.0
-    """How long one holds: after that a replica is taken to be gone, and a leader does not lead any more."""
-    patience_seconds: float = 1.0
-    """Without the store's answer for so long, every replica decides on its own."""
-    roll_call_seconds: float = 1.0
-    """Who has not told a new leader what it has after this time is not waited for."""
-    silence_seconds: float = 3.0
-    """So does one that the leader does not hear, or that does not hear the leader, although the store answers."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.beat_seconds < self.patience_seconds < self.life_seconds < self.silence_seconds:
-            raise ValueError("of a fleet's times, beat < patience < life < silence")
-        if not self.beat_seconds < self.roll_call_seconds:
-            raise ValueError("a roll call lasts longer than a beat")
 
 
 class Member:
@@ -55,6 +35,14 @@ class Member:
     Beside that, the shell gives the store a sign of life every ``beat_seconds`` and says what it answered
     (``on_standing``), hands over letters (``receive``), and sends those that are to go (``take_outbox``), once after
     whatever it has told. ``now`` never decreases from call to call, over all of them.
+
+    ::
+
+        FOLLOWER ──the store gives it the lease──> ROLL_CALL ──all have told, or time is up──> LEADER
+         ^ │ ^                                      ^  │                                          │
+         │ │ └────────another has the lease, or its own is over, by its own clock────────────────┘
+         │ └─the store does not answer, or the leader──> LOCAL <──the store does not answer── (ROLL_CALL, LEADER)
+         └───────────the leader calls─────────────────────┘└──the store gives it the lease──> ROLL_CALL
     """
 
     def __init__(self, replica_id: str, scheduler: Scheduler, config: FleetConfig | None = None) -> None:
@@ -72,6 +60,23 @@ class Member:
         self.epoch = 0
         self.lost_letters = 0
         """How often a letter to this replica was missed."""
+        self.resigns = False
+        """Whether it leads no more although it has the lease, as it drains: the shell is to give that back now."""
+        self._following = Following(replica_id, scheduler)
+        self._leading = Leading(replica_id, 0, scheduler)
+        self._limits: dict[str, EngineLimits] = {}  # of each engine, as the shell tells them
+        self._seen: dict[str, float] = {}  # when each replica was last known to live
+        self._met = False  # whether the store has ever answered
+        self._leads_until = 0.0
+        self._others_lead_until = 0.0  # at the earliest
+        self._failing_since: float | None = None  # the store does not answer
+        self._expected: set[str] = set()  # at a roll call: who has not told yet
+        self._roll_call_ends_at = 0.0
+        self._own_letters: list[Letter] = []  # of no session
+        self._epoch_at = -inf  # when we learnt of the epoch
+
+    def __repr__(self) -> str:
+        return f"<Member {self.id}, {self.role} in epoch {self.epoch} of {self.leader or 'nobody'}>"
 
     @property
     def willing(self) -> bool:
@@ -79,45 +84,302 @@ class Member:
         return not self.scheduler.draining
 
     @property
-    def resigns(self) -> bool:
-        """Whether it leads no more although it has the lease, as it drains: the shell is to give that back now."""
-        return False
+    def replicas(self) -> int:
+        """How many replicas there are, as far as is known, with this one."""
+        return max(1, len(self._seen.keys() | {self.id}))
+
+    # -- a scheduler --
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """As ``Scheduler.handle``; what is done about it may also come later, from other calls."""
-        return self.scheduler.handle(event, now)
+        match event:
+            case TokensProduced(request_id, chunks):
+                return self.on_tokens(request_id, chunks, now)
+            case Passed(engine_id, begins):
+                self._following.passing[engine_id] += 1 if begins else -1
+            case EngineUp():
+                return self._engine_up(event, now)
+            case EngineReported() if self.role is Role.LOCAL:
+                return []  # what the others have there is no part of our share
+            case DrainStarted():
+                return self._drain(event, now)
+        if self._decides(now):
+            return self._leading.route(self.scheduler.handle(event, now))
+        return self._following.handle(event, now)
 
     def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action]:
         """As ``Scheduler.on_tokens``."""
-        return self.scheduler.on_tokens(request_id, chunks, now)
+        if self._decides(now):
+            actions = self.scheduler.on_tokens(request_id, chunks, now)
+            return self._leading.route(actions) if actions else actions
+        self._following.on_tokens(request_id, chunks, now)
+        return []
 
     def tick(self, now: float) -> list[Action]:
         """As ``Scheduler.tick``."""
-        return self.scheduler.tick(now)
+        self._decides(now)
+        if self.role is Role.ROLL_CALL and now >= self._roll_call_ends_at:
+            return self._begin(now)
+        return self._leading.route(self.scheduler.tick(now))
 
     def next_deadline(self) -> float | None:
         """As ``Scheduler.next_deadline``."""
-        return self.scheduler.next_deadline()
+        due = self.scheduler.next_deadline()
+        if self.role is not Role.ROLL_CALL:
+            return due
+        return self._roll_call_ends_at if due is None else min(due, self._roll_call_ends_at)
 
-    def on_standing(self, standing: Standing | None, sent_at: float, now: float) -> list[Action]:  # noqa: ARG002
+    # -- a replica --
+
+    def on_standing(self, standing: Standing | None, sent_at: float, now: float) -> list[Action]:
         """Take in what the store answered to the sign of life sent at ``sent_at``; ``None``: nothing, or an error."""
-        if standing is not None:
-            self.leader, self.epoch = standing.leader, standing.epoch
-            self.role = Role.LEADER if standing.leader == self.id else Role.FOLLOWER
-        return []
+        self._decides(now)
+        if standing is None:
+            if self._failing_since is None:
+                self._failing_since = now
+            patient = now < self._failing_since + self.config.patience_seconds
+            return [] if patient or self.role is Role.LOCAL else self._go_local(now)
+        self._failing_since = None
+        if standing.epoch < self.epoch and sent_at <= self._epoch_at:
+            return []  # late; but a store may have lost its memory, and its clock be behind that of the one before
+        known = set(self._seen) if self._met else None
+        self._seen |= dict.fromkeys(standing.members, now)
+        long_ago = now - 2 * self.config.life_seconds
+        self._seen = {replica: at for replica, at in self._seen.items() if at > long_ago}
+        self._met = True
+        self.resigns = standing.leader == self.id and not self.willing
+        if standing.leader == self.id and self.willing:
+            return self._on_lease(standing, sent_at, now, known)
+        if self.role in {Role.LEADER, Role.ROLL_CALL}:
+            self._step_down(now)
+        if standing.leader and standing.leader != self.id:
+            self._others_lead_until = now + standing.valid_seconds
+        return self._on_leader("" if standing.leader == self.id else standing.leader, standing.epoch, now)
 
-    def receive(self, letter: Letter, now: float) -> list[Action]:  # noqa: ARG002
+    def receive(self, letter: Letter, now: float) -> list[Action]:
         """Take in a letter to this replica; of one sender they must come in the order in which they were sent."""
-        return []
+        self._decides(now)
+        if letter.to != self.id or letter.epoch < self.epoch:
+            return []
+        if letter.leads:
+            return self._on_order(letter, now)
+        if letter.epoch != self.epoch or self.role not in {Role.LEADER, Role.ROLL_CALL}:
+            return []
+        self._seen[letter.sender] = now
+        lost = self._leading.lost_letters
+        actions = self._leading.take(letter, now)
+        self.lost_letters += self._leading.lost_letters - lost
+        if self.role is Role.ROLL_CALL:
+            self._expected -= {letter.sender} & self._leading.told
+            if not self._expected:
+                actions += self._begin(now)
+        return actions
 
     @property
     def has_mail(self) -> bool:
         """Whether ``take_outbox`` would give something."""
-        return False
+        return self._following.has_mail or self._leading.has_mail or bool(self._own_letters)
 
-    def take_outbox(self, now: float) -> list[Letter]:  # noqa: ARG002
+    def take_outbox(self, now: float) -> list[Letter]:
         """Return the letters that are to be sent now, in this order."""
+        self._decides(now)
+        found, self._own_letters = [*self._own_letters, *self._leading.write()], []
+        if (letter := self._following.write()) is not None:
+            found.append(letter)
+        return found
+
+    def leave(self) -> None:
+        """Tell the leader, by a last letter, that this replica ends and has nothing any more."""
+        self._following.leave()
+
+    # -- who decides --
+
+    def _decides(self, now: float) -> bool:
+        """Whether this replica decides now; asked before every decision, as its lease may be over at any time."""
+        role = self.role
+        if role is Role.FOLLOWER or role is Role.LOCAL:
+            return role is Role.LOCAL
+        if now >= self._leads_until:
+            self._step_down(now)
+            return False
+        return role is Role.LEADER
+
+    def _on_lease(self, standing: Standing, sent_at: float, now: float, known: set[str] | None) -> list[Action]:
+        """The store lets us lead, until a time that we count from when we asked.
+
+        ``known``: the replicas that we knew of before; ``None``: we are new.
+        """
+        leads_until = sent_at + standing.valid_seconds
+        if now >= leads_until:
+            return []  # it took so long to tell that it is over
+        if self.epoch == standing.epoch and self.role in {Role.LEADER, Role.ROLL_CALL}:
+            self._leads_until = max(self._leads_until, leads_until)
+            self._leading.on_beat()
+            if self.role is Role.ROLL_CALL:
+                return []
+            actions: list[Action] = []
+            for follower in list(self._leading.followers.values()):
+                long_ago = now - follower.heard_at > self.config.life_seconds
+                if long_ago and follower.id not in standing.members:
+                    actions += self._leading.drop(follower.id, now)
+            return actions
+        return self._take_lead(standing, leads_until, now, known)
+
+    def _take_lead(self, standing: Standing, leads_until: float, now: float, known: set[str] | None) -> list[Action]:
+        """Begin a roll call.
+
+        Usually the lease was free because its holder is gone. But if the store has lost its memory, or was away, the
+        former leader may still think that it leads, and the others may decide on their own: they are waited for.
+        """
+        before, was_local = self.leader, self.role is Role.LOCAL
+        forgetful = known is None or was_local or now < self._others_lead_until
+        self._stop(now)
+        ends_at = now + self.config.roll_call_seconds
+        expected = set(standing.members)
+        if forgetful:
+            expected |= known or set()
+            if before and now < self._others_lead_until:
+                ends_at = max(ends_at, now + self.config.life_seconds)
+            if known is None:
+                ends_at = max(ends_at, now + self.config.newcomer_seconds)
+        self.role = Role.ROLL_CALL
+        self._learn(self.id, standing.epoch, now)
+        self._leads_until, self._roll_call_ends_at = leads_until, ends_at
+        self._leading = Leading(self.id, standing.epoch, self.scheduler)
+        self._expected = expected - {self.id}
+        for replica in sorted(self._expected):
+            self._leading.call(replica, now)
+        if known is None and self.config.newcomer_seconds:
+            self._expected.add(self.id)  # nobody tells whom else there is: time has to
+        return [] if self._expected else self._begin(now)
+
+    def _begin(self, now: float) -> list[Action]:
+        """End the roll call, and decide from now on."""
+        self.role = Role.LEADER
+        self._expected.clear()
+        self._believe(1, now)
+        own, self._following.waiting = self._following.waiting, {}
+        return self._leading.begin(own.values(), now)
+
+    def _on_leader(self, leader: str, epoch: int, now: float) -> list[Action]:
+        """The store says who leads, another or nobody."""
+        following = self._following
+        if self.role is Role.LOCAL:
+            self._learn(leader, epoch, now)
+            if leader:
+                self._own_letters = [self._following.knock(leader, epoch)]
+            return []
+        if (leader, epoch) != (self.leader, self.epoch):
+            self._follow(leader, epoch, now)
+        else:
+            following.on_beat()
+        if following.unheard_beats >= self.config.silent_beats:
+            return self._go_local(now)
         return []
 
-    def leave(self, now: float) -> None:
-        """Tell the leader, by a last letter, that this replica ends and has nothing any more."""
+    def _on_order(self, letter: Letter, now: float) -> list[Action]:
+        """A letter of a leader, whose epoch is no older than what we know."""
+        following = self._following
+        called = any(isinstance(note, Call) for note in letter.notes)
+        if letter.epoch > self.epoch or letter.sender != self.leader or self.role is Role.LOCAL:
+            if called:
+                self._stop(now)
+                self.role = Role.FOLLOWER
+                self._follow(letter.sender, letter.epoch, now)
+            return []
+        line = following.line
+        if line is None or letter.session != line.session:
+            return []
+        if called:
+            following.announce(self.leader, self.epoch, now)
+            return []
+        if not line.takes(letter):
+            if letter.number > line.heard:
+                self.lost_letters += 1
+                following.announce(self.leader, self.epoch, now)
+            return []
+        if any(isinstance(note, Leaves) for note in letter.notes):
+            self._follow("", self.epoch, now)
+            self._others_lead_until = now
+            return []
+        return following.obey(letter.notes, now)
+
+    def _follow(self, leader: str, epoch: int, now: float) -> None:
+        self._learn(leader, epoch, now)
+        if leader:
+            self._following.unheard_beats = 0
+            self._following.announce(leader, epoch, now)
+        else:
+            self._following.hang_up()
+
+    def _learn(self, leader: str, epoch: int, now: float) -> None:
+        if epoch != self.epoch:
+            self._epoch_at = now
+        self.leader, self.epoch = leader, epoch
+
+    def _go_local(self, now: float) -> list[Action]:
+        """Decide on our own requests alone, with our part of each engine."""
+        self._stop(now)
+        self.role = Role.LOCAL
+        self._believe(self.replicas, now)
+        own, self._following.waiting = self._following.waiting, {}
+        self._following.unheard_beats = 0
+        return self.scheduler.handle(HandedOver(waiting=tuple(own.values())), now)
+
+    def _step_down(self, now: float) -> None:
+        """Lead no more, and follow nobody until somebody leads."""
+        self._stop(now)
+        self.role, self.leader = Role.FOLLOWER, ""
+
+    def _stop(self, now: float) -> None:
+        """Decide no more: what is not our own is given up, and our own waiting requests are set aside."""
+        if self.role in {Role.LEADER, Role.LOCAL}:
+            own = {
+                request_id: Arrived(replace(entry.waiting.request, sliceable=entry.sliceable), entry.waiting.arrived_at)
+                for request_id, entry in self.scheduler.ledger.entries.items()
+                if self._leading.owns(request_id) and (entry.engine is None or entry.sliced)
+            }
+            self._leading.end(own, now)
+            self._following.waiting |= own
+            if self.role is Role.LOCAL:
+                self._believe(1, now)
+        self._leading = Leading(self.id, 0, self.scheduler)
+        self._following.hang_up()
+
+    # -- engines --
+
+    def _engine_up(self, event: EngineUp, now: float) -> list[Action]:
+        is_new = event.engine_id not in self.scheduler.ledger.engines
+        self._limits[event.engine_id] = event.limits
+        parts = self.replicas if self.role is Role.LOCAL else 1
+        decides = self._decides(now)
+        actions = self.scheduler.handle(replace(event, limits=event.limits.part(parts)), now)
+        if not decides:
+            return actions
+        if is_new:
+            self._leading.call_all(now)
+        return self._leading.route(actions)
+
+    def _believe(self, parts: int, now: float) -> None:
+        """Have a part of each engine, one of ``parts``, and the leader's knowledge of it; while nothing waits.
+
+        What the engines report of requests that are not ours is forgotten: they are another's no more, or never ours.
+        """
+        for engine in self.scheduler.engines:
+            if not engine.up or engine.leaving:
+                continue
+            learnt = self._following.learnt.pop(engine.id, None)
+            steps, delay = (None, None) if learnt is None else (learnt.steps, learnt.delay)
+            limits = self._limits[engine.id].part(parts)
+            self.scheduler.handle(EngineUp(engine.id, limits, engine.models, steps, delay), now)
+            self.scheduler.handle(EngineReported(engine.id, None), now)
+
+    def _drain(self, event: DrainStarted, now: float) -> list[Action]:
+        if self.role is Role.LOCAL:
+            return self.scheduler.handle(event, now)
+        if self.role in {Role.LEADER, Role.ROLL_CALL}:
+            self._own_letters = self._leading.part()
+            self._step_down(now)
+            self.resigns = True
+        self.scheduler.handle(event, now)
+        return self._following.refuse_all(now)

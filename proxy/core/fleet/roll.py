@@ -1,0 +1,54 @@
+"""What a replica has told that it has, kept until whoever asked takes it over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from proxy.core.fleet import letters
+
+if TYPE_CHECKING:
+    from proxy.core.fleet.letters import Note
+    from proxy.core.request import Request
+
+
+class Held(NamedTuple):
+    """A request of another replica, by its own id there. ``engine_id``: empty while it waits."""
+
+    request: Request
+    arrived_at: float
+    engine_id: str = ""
+    tokens: int = 0
+
+
+class Roll:
+    """All that one replica has, from its announcement on."""
+
+    def __init__(self, announced: letters.Announced, now: float) -> None:
+        self.held = {of.request.id: Held(of.request, now - of.age_seconds) for of in announced.waiting}
+        self.held |= {
+            of.request.id: Held(of.request, now - of.age_seconds, of.engine_id, of.tokens) for of in announced.running
+        }
+        self.passing = Counter(announced.passing)
+
+    def take(self, note: Note, now: float) -> None:
+        """Take in what has happened since."""
+        match note:
+            case letters.Waits(request, age_seconds):
+                self.held[request.id] = Held(request, now - age_seconds)
+            case letters.Produced(chunks):
+                for request_id, count in chunks.items():
+                    if (of := self.held.get(request_id)) is not None and of.engine_id:
+                        self.held[request_id] = of._replace(tokens=of.tokens + count)
+            case letters.Over(request_id):
+                self.held.pop(request_id, None)
+            case letters.TurnedAway(request_id):
+                if (of := self.held.get(request_id)) is not None:
+                    self.held[request_id] = Held(of.request, of.arrived_at)
+            case letters.Counted(request_id, prompt_tokens):
+                if (of := self.held.get(request_id)) is not None:
+                    request = replace(of.request, prompt_tokens=prompt_tokens, sliceable=True)
+                    self.held[request_id] = of._replace(request=request)
+            case letters.Passing(engine_id, begins):
+                self.passing[engine_id] += 1 if begins else -1
