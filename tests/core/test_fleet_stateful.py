@@ -228,6 +228,6 @@ class Rough(Calm):
 
 
 TestCalm = Calm.TestCase
-TestCalm.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCalm.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestRough = Rough.TestCase
-TestRough.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRough.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
