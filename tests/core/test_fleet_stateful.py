@@ -1,4 +1,4 @@
-"""A fleet under any interleaving of what can happen to it: what must hold after each step, and when all is well again."""
+"""A fleet under any interleaving of what can happen to it: what must hold then, and when all is well again."""
 
 from typing import ClassVar
 
@@ -128,7 +128,7 @@ class Calm(RuleBasedStateMachine):
 
     @invariant()
     def own_schedulers_know_what_runs(self) -> None:
-        """Each replica's scheduler has its own requests in flight, and nothing else of its own but what it decides on."""
+        """Each replica's scheduler has its own requests in flight; a follower's has nothing else."""
         if not hasattr(self, "net"):
             return
         for name, replica in self.net.replicas.items():

@@ -32,8 +32,8 @@ class FleetConfig:
     roll_call_seconds: float = 1.0
     """Who has not told a new leader what it has after this time is not waited for."""
     newcomer_seconds: float = 2.0
-    """How long a replica that has just started decides nothing when it is given the lead at once: it cannot know whether
-    the store has just lost its memory of another leader. 0 where none can have led before; else no less than
+    """How long a replica that has just started decides nothing when it is given the lead at once: it cannot know
+    whether the store has just lost its memory of another leader. 0 where none can have led before; else no less than
     ``life_seconds``.
     """
     silent_beats: int = 6
