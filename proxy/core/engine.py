@@ -237,7 +237,7 @@ class EngineBelief(StepClock):
 
     def on_slice_end(self, slice_id: str, now: float) -> bool:
         """Note the end of a slice; whether it tells that a step has ended. Its KV cache stays with the request."""
-        prefill = self._prefills.pop(slice_id, None)
+        prefill = self._take_prefill(slice_id)
         if prefill is None:
             return False
         self.health.progress(now)
@@ -257,7 +257,8 @@ class EngineBelief(StepClock):
         stream = self._streams.get(request_id)
         if stream is None:
             health.first_token(request_id, now)
-            prefill = self._prefills.pop(request_id)
+            prefill = self._take_prefill(request_id)
+            assert prefill is not None
             self._on_output(prefill, now)
             if not self._streams:  # no stream keeps the clock, but a step ends with every first token
                 self._next_step(1, now)
@@ -301,7 +302,7 @@ class EngineBelief(StepClock):
                 # The leader is gone. Its successor's token of this same step may still be to come, so one step
                 # behind is where it should be; if it is further behind (preempted), it must not stop the clock.
                 self._clock = min(self._clock, 1 + max(s.step for s in self._streams.values()))
-        elif (prefill := self._prefills.pop(request_id, None)) is not None:
+        elif (prefill := self._take_prefill(request_id)) is not None:
             self.kv_tokens -= prefill.context
             self.backlog -= prefill.remaining
             prefill.over = True

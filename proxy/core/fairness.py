@@ -15,8 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from sortedcontainers import SortedKeyList
-
+from proxy.core.heap import Heap
 from proxy.core.occupancy import Occupancy
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class _Level(Generic[_Key]):
         self._credit_seconds = credit_seconds
         self._remembered = remembered
         self._counters: dict[_Key, _Counter[_Key]] = {}
-        self._waiting: SortedKeyList[_Counter[_Key]] = SortedKeyList(key=lambda c: (c.served, c.number))
+        self._waiting: Heap[_Counter[_Key]] = Heap(lambda c: (c.served, c.number))
         self._idle: dict[_Key, None] = {}  # idle longest first
         self._waiting_weight = 0.0
         self._number = 0
@@ -130,8 +129,7 @@ class _Level(Generic[_Key]):
         return weight / (self._waiting_weight + others)
 
     def first(self) -> _Key:
-        key: _Key = self._waiting[0].key
-        return key
+        return self._waiting.first.key
 
     def charge(self, key: _Key, tokens: float, now: float) -> None:
         counter = self._counters.get(key)
@@ -168,7 +166,7 @@ class _Level(Generic[_Key]):
     def ahead(self, key: _Key) -> float:
         """How much more the flow was served than the one that goes next, per unit of weight."""
         counter = self._counters.get(key)
-        return counter.served - self._waiting[0].served if counter is not None and self._waiting else 0.0
+        return counter.served - self._waiting.first.served if counter is not None and self._waiting else 0.0
 
 
 class FairShares:

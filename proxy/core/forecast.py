@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from proxy.core.stepmodel import StepLoad
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from proxy.core.steplog import Prefill
     from proxy.core.stepmodel import OnlineStepModel
 
@@ -16,35 +14,43 @@ HORIZON = 5
 """Steps looked ahead: one under way, one composed already, two for prompts on their way, one for whatever is left."""
 
 
-def spread(
-    prefills: Iterable[tuple[Prefill, int]], step_under_way: int, prefill_budget: int, decodes: int, kv_tokens: int
-) -> list[StepLoad]:
-    """Return what the next ``HORIZON`` steps hold, the one under way first, each with all decodes.
+class Spread:
+    """Prompts over the next ``HORIZON`` steps, the one under way first.
 
-    ``prefills``: in the order of their release, each with the step that it joins.
     A step takes prompts in the order of their release, as far as its budget goes; the next takes what is left of
-    those, and what came meanwhile.
+    those, and what came meanwhile. So one that is released adds to what is there, and changes nothing of it.
     """
-    tokens, attention, pieces = [0] * HORIZON, [0.0] * HORIZON, [0] * HORIZON
-    last = HORIZON - 1
-    for prefill, joins in prefills:  # once for each prompt of each request that comes or goes: no calls in here
-        left = prefill.remaining
-        step = joins - step_under_way
-        if step > last:
-            step = last
-        elif step < 0:
-            step = 0
+
+    __slots__ = ("attention", "prefill_budget", "prefills", "step_under_way", "tokens")
+
+    def __init__(self, step_under_way: int, prefill_budget: int) -> None:
+        self.step_under_way = step_under_way
+        self.prefill_budget = prefill_budget
+        # For each step, what ``StepLoad`` has of it.
+        self.tokens = [0] * HORIZON
+        self.attention = [0.0] * HORIZON
+        self.prefills = [0] * HORIZON
+
+    def add(self, prefill: Prefill, joins: int) -> None:
+        """Add a prompt that was released after all others, and joins at step ``joins``."""
+        tokens, left = self.tokens, prefill.remaining
+        last = HORIZON - 1
+        step = min(max(joins - self.step_under_way, 0), last)
         while left and step <= last:
-            worked_on = prefill_budget - tokens[step]
-            if worked_on > left:  # noqa: PLR1730 - see above
+            worked_on = self.prefill_budget - tokens[step]
+            if worked_on > left:  # noqa: PLR1730 - for each prompt that waits in an engine, whenever another ends
                 worked_on = left
             if worked_on > 0:
                 tokens[step] += worked_on
-                attention[step] += worked_on * (prefill.context - left + worked_on / 2)
-                pieces[step] += 1
+                self.attention[step] += worked_on * (prefill.context - left + worked_on / 2)
+                self.prefills[step] += 1
                 left -= worked_on
             step += 1
-    return [StepLoad(tokens[i], decodes, kv_tokens, attention[i], pieces[i]) for i in range(HORIZON)]
+
+    def loads(self, decodes: int, kv_tokens: int) -> list[StepLoad]:
+        """What the steps hold, each with all decodes."""
+        pieces = zip(self.tokens, self.attention, self.prefills, strict=True)
+        return [StepLoad(tokens, decodes, kv_tokens, attention, prefills) for tokens, attention, prefills in pieces]
 
 
 class Forecast(NamedTuple):
@@ -72,8 +78,10 @@ class Forecast(NamedTuple):
 
 def foresee(loads: list[StepLoad], model: OnlineStepModel, began_at: float, now: float) -> Forecast:
     """Return when the steps that hold ``loads`` will end, by the step model: the one under way not before ``now``."""
-    ends_at, end = [], began_at
+    ends_at, end, predict = [], began_at, model.predict
     for load in loads:
-        end = max(now, end + model.predict(load))
+        end += predict(load)
+        if end < now:  # noqa: PLR1730 - it is asked for twice with each prompt that is released
+            end = now
         ends_at.append(end)
     return Forecast(loads, began_at, ends_at)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from sortedcontainers import SortedKeyList
+from proxy.core.heap import Heap
 
 if TYPE_CHECKING:
     from proxy.core.lane import Waiting
@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 class _Held:
     """What one tenant holds."""
 
-    __slots__ = ("newest_last", "requests", "size_bytes", "tenant", "tokens")
+    __slots__ = ("newest_first", "order", "requests", "size_bytes", "tenant", "tokens")
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
+        self.order = *(-ord(letter) for letter in tenant), 1
+        """By names, the last first."""
         self.requests = 0
         self.size_bytes = 0
         self.tokens = 0
         # Who was refused before and came back has not come last.
-        self.newest_last: SortedKeyList[Waiting] = SortedKeyList(key=lambda w: (w.aged_from, w.number))
+        self.newest_first: Heap[Waiting] = Heap(lambda w: (-w.aged_from, -w.number))
 
     def count(self, request: Request, times: int) -> None:
         self.requests += times
@@ -43,14 +45,14 @@ class Holdings:
     def __init__(self, max_requests: int, max_bytes: int, max_tokens: int | None) -> None:
         self._bounds = max_requests, max_bytes, inf if max_tokens is None else max_tokens
         self._held: dict[str, _Held] = {}
-        self._by_part: SortedKeyList[_Held] = SortedKeyList(key=lambda h: (self._part(h), h.tenant))
+        self._by_part: Heap[_Held] = Heap(lambda h: (-self._part(h), h.order))
 
     def rebound(self, max_requests: int, max_bytes: int, max_tokens: int | None) -> None:
         """Measure by other bounds."""
-        held = list(self._by_part)
-        self._by_part.clear()
         self._bounds = max_requests, max_bytes, inf if max_tokens is None else max_tokens
-        self._by_part.update(held)
+        self._by_part = Heap(lambda h: (-self._part(h), h.order))
+        for held in self._held.values():
+            self._by_part.add(held)
 
     def __len__(self) -> int:
         """How many tenants have waiting requests."""
@@ -66,14 +68,14 @@ class Holdings:
             held = self._held[tenant] = _Held(tenant)
         else:
             self._by_part.remove(held)
-        held.newest_last.add(waiting)
+        held.newest_first.add(waiting)
         held.count(waiting.request, 1)
         self._by_part.add(held)
 
     def remove(self, waiting: Waiting) -> None:
         held = self._held[waiting.request.tenant]
         self._by_part.remove(held)
-        held.newest_last.remove(waiting)
+        held.newest_first.remove(waiting)
         held.count(waiting.request, -1)
         if held.requests:
             self._by_part.add(held)
@@ -94,8 +96,7 @@ class Holdings:
 
     def newest_of_greatest(self) -> Waiting:
         """The newest request of the tenant that holds most; somebody must wait."""
-        newest: Waiting = self._by_part[-1].newest_last[-1]
-        return newest
+        return self._by_part.first.newest_first.first
 
     def _part(self, held: _Held) -> float:
         return self._part_of((held.requests, held.size_bytes, held.tokens))

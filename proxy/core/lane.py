@@ -7,7 +7,7 @@ from enum import IntEnum
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from sortedcontainers import SortedKeyList
+from proxy.core.heap import Heap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,12 +101,12 @@ class Lane:
 
     def __init__(self, max_wait_seconds: float) -> None:
         self.max_wait_seconds = max_wait_seconds
-        self._by_age: SortedKeyList[Waiting] = SortedKeyList(key=lambda w: (w.arrived_at, w.number))
-        self._by_key: SortedKeyList[Waiting] = SortedKeyList(key=lambda w: (w.key, w.number))
-        self._urgent: SortedKeyList[Waiting] = SortedKeyList(key=lambda w: (w.ttft_deadline, w.number))
-        self._hopeless: SortedKeyList[Waiting] = SortedKeyList(key=lambda w: (w.key, w.number))
+        self._by_age: Heap[Waiting] = Heap(lambda w: (w.arrived_at, w.number))
+        self._by_key: Heap[Waiting] = Heap(lambda w: (w.key, w.number))
+        self._urgent: Heap[Waiting] = Heap(lambda w: (w.ttft_deadline, w.number))
+        self._hopeless: Heap[Waiting] = Heap(lambda w: (w.key, w.number))
         self._timed: dict[str, _Timed] = {}
-        self._checks: SortedKeyList[_Timed] = SortedKeyList(key=lambda t: (t.check_at, t.waiting.number))
+        self._checks: Heap[_Timed] = Heap(lambda t: (t.check_at, t.waiting.number))
 
     def __len__(self) -> int:
         return len(self._by_age)
@@ -137,16 +137,17 @@ class Lane:
 
     def head(self, now: float, pace: Pace) -> Waiting:
         """The request to release next; the lane must not be empty."""
-        oldest: Waiting = self._by_age[0]
+        oldest = self._by_age.first
         if now - oldest.arrived_at >= self.max_wait_seconds:
             return oldest
-        while self._checks and now >= self._checks[0].check_at:
-            self._check(self._checks.pop(0), now, pace)
+        while self._checks and now >= self._checks.first.check_at:
+            timed = self._checks.first
+            self._checks.remove(timed)
+            self._check(timed, now, pace)
         # Where some are hopeless there is too much to do. What is urgent then is long, as short prompts went before; to
         # let it go first would cost several others their deadlines.
         in_time = self._by_key if self._hopeless else self._urgent or self._by_key
-        first: Waiting = (in_time or self._hopeless)[0]
-        return first
+        return (in_time or self._hopeless).first
 
     def _drop(self, timed: _Timed) -> None:
         (self._hopeless if timed.band is Band.HOPELESS else self._by_key).remove(timed.waiting)

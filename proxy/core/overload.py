@@ -11,9 +11,8 @@ from collections import OrderedDict
 from math import inf
 from typing import TYPE_CHECKING, assert_never
 
-from sortedcontainers import SortedKeyList
-
 from proxy.core.actions import Reject
+from proxy.core.heap import Heap
 from proxy.core.holdings import Holdings
 from proxy.core.outflow import Outflow
 from proxy.core.queue import flow_of
@@ -51,7 +50,7 @@ class Overload:
         self._ageing = config.ordering(1, 1.0) - config.ordering(1, 0.0)
         self._outflows: dict[Servers, Outflow] = {}
         self._holdings = Holdings(config.max_queue_requests, config.max_queue_bytes, config.max_queue_tokens)
-        self._due: SortedKeyList[Waiting] = SortedKeyList(key=lambda w: (due_at(w), w.number))
+        self._due: Heap[Waiting] = Heap(lambda w: (due_at(w), w.number))
         self._sent_away: OrderedDict[bytes, tuple[float, float]] = OrderedDict()  # when first here, from when on back
         self._refusals = 0
         self._began_at = 0.0
@@ -176,11 +175,11 @@ class Overload:
 
     def next_due(self) -> float | None:
         """When the limit of a waiting request ends; ``None`` if none has one."""
-        return due_at(self._due[0]) if self._due else None
+        return due_at(self._due.first) if self._due else None
 
     def overdue(self, now: float) -> Waiting | None:
         """A waiting request whose limit has ended by ``now``."""
-        return self._due[0] if self._due and due_at(self._due[0]) <= now else None
+        return self._due.first if self._due and due_at(self._due.first) <= now else None
 
     # -- who is refused --
 

@@ -39,18 +39,20 @@ def soonest(
     ``reserved`` engines are kept for somebody else.
     """
     serving = [e for e in engines if e.id not in reserved and e.serves(request.model)]
+    open_ones = [e for e in serving if admits(e, request.prompt_tokens, gate, now)]
+    if not open_ones or (len(open_ones) == 1 and not gate.keep_tbt):
+        return open_ones[0] if open_ones else None
     uncached = {e.id: request.prompt_tokens - prefixes.cached_tokens(request, e) for e in serving}
     best = min(
-        (e for e in serving if admits(e, request.prompt_tokens, gate, now)),
+        open_ones,
         key=lambda e: (
             harm_seconds(e, uncached[e.id], now) if gate.keep_tbt else 0.0,
             e.estimated_wait_seconds(uncached[e.id]) / e.health.share(now),
             e.outstanding,
             e.number,
         ),
-        default=None,
     )
-    if best is None or not gate.keep_tbt or not best.outstanding:
+    if not gate.keep_tbt or not best.outstanding:
         return best
     return best if may_harm(best, serving, uncached, now - arrived_at, now) else None
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sortedcontainers import SortedKeyList
-
 from proxy.core.fairness import FairShares, Flow
+from proxy.core.heap import Heap
 from proxy.core.lane import Lane, Pace, Waiting
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ class WaitingQueue:
         self._max_wait_seconds = max_wait_seconds
         self._shares = shares or FairShares()
         self._lanes: dict[Flow, Lane] = {}  # an empty lane is removed
-        self._by_age: SortedKeyList[Waiting] = SortedKeyList(key=lambda w: (w.arrived_at, w.number))
+        self._by_age: Heap[Waiting] = Heap(lambda w: (w.arrived_at, w.number))
 
     def __len__(self) -> int:
         return len(self._by_age)
@@ -76,7 +75,7 @@ class WaitingQueue:
     @property
     def oldest(self) -> Waiting:
         """The request that has waited longest; the queue must not be empty."""
-        return self._by_age[0]  # type: ignore[no-any-return]
+        return self._by_age.first
 
     def head(self, now: float, pace: Pace = _NO_DEADLINES) -> Waiting:
         """The request to release next; the queue must not be empty. ``pace`` is for those with a TTFT deadline."""

@@ -29,7 +29,9 @@ def next_whole(ledger: Ledger, config: SchedulerConfig, now: float) -> Dispatch 
         ), waiting.number
 
     heads = [queue.head(now, pace) for _, queue in ledger.backlog.queues()]
-    for waiting in sorted(heads, key=order):
+    if len(heads) > 1:
+        heads.sort(key=order)
+    for waiting in heads:
         servers = ledger.backlog.servers_of(waiting)
         engine = soonest(
             ledger.engines_for(waiting.arrived_at, now),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from proxy.core.blame import Blame, blame
 from proxy.core.feedback import FeedbackDelay
-from proxy.core.forecast import Forecast, foresee, spread
+from proxy.core.forecast import HORIZON, Forecast, Spread, foresee
 from proxy.core.selfreport import SelfReports
 from proxy.core.steplog import Prefill, StepLog
 from proxy.core.stepmodel import OnlineStepModel, StepLoad
@@ -63,6 +63,8 @@ class StepClock:
         self._prefills: dict[str, Prefill] = {}  # in order of release
         self._streams: dict[str, Stream] = {}
         self._stream_context = 0
+        self._spread_out: Spread | None = None
+        self._soonest: Spread | None = None  # may be the same one
         self._log = StepLog(self.delay)
 
     @property
@@ -118,8 +120,67 @@ class StepClock:
         )
 
     def _loads(self, *, soonest: bool = False) -> list[StepLoad]:
-        joining = ((p, p.may_join if soonest else p.joins) for p in self._prefills.values())
-        return spread(joining, self._step, self.prefill_budget, len(self._streams), self._stream_context)
+        decodes, kv_tokens = len(self._streams), self._stream_context
+        if not self.backlog:
+            return [StepLoad(0, decodes, kv_tokens)] * HORIZON
+        return self._spread(soonest=soonest).loads(decodes, kv_tokens)
+
+    def _spread(self, *, soonest: bool = False) -> Spread:
+        """The prompts over the steps, each when it joins, or at the ``soonest`` when it may."""
+        budget = self.prefill_budget
+        spread = self._soonest if soonest else self._spread_out
+        if spread is not None and spread.step_under_way == self._step and spread.prefill_budget == budget:
+            return spread
+        unfinished = self._unfinished()
+        if soonest and all(p.may_join == p.joins for p in unfinished):
+            spread = self._spread()
+        else:
+            spread = Spread(self._step, budget)
+            for prefill in unfinished:
+                spread.add(prefill, prefill.may_join if soonest else prefill.joins)
+        if soonest:
+            self._soonest = spread
+        else:
+            self._spread_out = spread
+        return spread
+
+    def _spread_anew(self) -> None:
+        """Forget how the prompts are spread: one has gone from among them, or is believed to join elsewhere."""
+        self._spread_out = self._soonest = None
+
+    def _add_to_spread(self, prefill: Prefill) -> None:
+        """Add a prompt to what is known."""
+        late, soon = self._spread_out, self._soonest
+        if late is not None:
+            late.add(prefill, prefill.joins)
+        if soon is late and prefill.may_join != prefill.joins:
+            self._soonest = None
+        elif soon is not None and soon is not late:
+            soon.add(prefill, prefill.may_join)
+
+    def _take_prefill(self, key: str) -> Prefill | None:
+        """Take out a prompt that is over, or has become a stream."""
+        prefill = self._prefills.pop(key, None)
+        if prefill is not None and prefill.remaining:
+            self._spread_anew()
+        return prefill
+
+    def _unfinished(self) -> list[Prefill]:
+        """The prompts with tokens left to work on, in the order of their release.
+
+        That is also the order in which they are done, and those that show no first token stay with us when they are:
+        so the few that are looked for are the last of what may be hundreds.
+        """
+        found: list[Prefill] = []
+        left = self.backlog
+        for prefill in reversed(self._prefills.values()):
+            if left <= 0:
+                break
+            if prefill.remaining:
+                left -= prefill.remaining
+                found.append(prefill)
+        found.reverse()
+        return found
 
     def blame(self, gap_seconds: float, tbt_seconds: float, chunks: int, now: float) -> Blame:
         """Say why a stream waited for ``gap_seconds`` until ``now`` for ``chunks`` chunks, longer than it was to."""
@@ -155,12 +216,12 @@ class StepClock:
 
     def _step_expected_seconds(self) -> float:
         """How long the step under way should take, if it has taken in all that was released."""
-        loads = self._loads()
-        everything = loads[0]._replace(
-            prefill_tokens=min(self.prefill_budget, sum(load.prefill_tokens for load in loads)),
-            attention=sum(load.attention for load in loads),
-            prefills=sum(load.prefills for load in loads),
-        )
+        decodes, kv_tokens = len(self._streams), self._stream_context
+        if not self.backlog:
+            return max(self.step_seconds, self.model.predict(StepLoad(0, decodes, kv_tokens)))
+        spread = self._spread()
+        tokens = min(spread.prefill_budget, sum(spread.tokens))
+        everything = StepLoad(tokens, decodes, kv_tokens, sum(spread.attention), sum(spread.prefills))
         return max(self.step_seconds, self.model.predict(everything))
 
     def _add_prefill(
@@ -186,10 +247,11 @@ class StepClock:
             self._step_began_at = now
         elif not self.backlog and now >= self._step_began_at + self._patience_seconds():
             self._step_began_at = now  # silent, and for long: nobody knows when the step under way began
-        self._prefills[key] = Prefill(
+        prefill = self._prefills[key] = Prefill(
             tokens, joins, may_join, now, context, tbt_seconds, streamed, tells_delay, of or key
         )
         self.backlog += tokens
+        self._add_to_spread(prefill)
 
     def _on_output(self, prefill: Prefill, now: float) -> None:
         self.backlog -= prefill.remaining
@@ -219,11 +281,13 @@ class StepClock:
                 self.backlog -= worked_on
                 budget -= worked_on
         self.backlog += self._log.doubt(self.model, self._step + 1)
+        self._spread_anew()
         composed = self._step + self.delay.steps
         for prefill in self._prefills.values():
             if prefill.joins >= composed and not prefill.doubts:  # until now it may have missed this step
                 prefill.joins, soonest = self._joins(prefill.released_at, now)
                 prefill.may_join = max(self._step, min(soonest, prefill.may_join))  # the step under way may have it
+                self._spread_anew()
 
     def _joins(self, released_at: float, now: float) -> tuple[int, int]:
         """The first step believed to work on what was released then, and the first that may."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.forecast import HORIZON, Forecast, foresee, spread
+from proxy.core.forecast import HORIZON, Forecast, Spread, foresee
 from proxy.core.steplog import Prefill
 from proxy.core.stepmodel import OnlineStepModel, StepLoad
 
@@ -21,8 +21,10 @@ def tokens(loads: list[StepLoad]) -> list[int]:
 
 def spread_of(*prefills: tuple[int, int], budget: int = 100, under_way: int = 7) -> list[StepLoad]:
     """``prefills``: tokens, and how many steps after the one under way each joins."""
-    joining = [(make_prefill(size), under_way + later) for size, later in prefills]
-    return spread(joining, under_way, budget, decodes=3, kv_tokens=500)
+    spread = Spread(under_way, budget)
+    for size, later in prefills:
+        spread.add(make_prefill(size), under_way + later)
+    return spread.loads(decodes=3, kv_tokens=500)
 
 
 # -- what the steps hold --
@@ -53,7 +55,9 @@ def test_who_joins_beyond_the_horizon_is_counted_in_its_last_step() -> None:
 
 
 def test_attention_is_over_all_of_the_prompt_before_each_token() -> None:
-    loads = spread([(make_prefill(150, context=1000), 0)], 0, 100, 0, 0)
+    spread = Spread(0, 100)
+    spread.add(make_prefill(150, context=1000), 0)
+    loads = spread.loads(0, 0)
     assert [load.attention for load in loads] == [100 * (850 + 50), 50 * (950 + 25), 0, 0, 0]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from proxy.core.engine import EngineBelief
+from proxy.core.forecast import Spread
 from proxy.core.lane import Band
 from proxy.core.overload import MAX_SENT_AWAY, has_limit
 from proxy.core.prefix import PrefixIndex
@@ -62,7 +63,7 @@ def check_accounts(scheduler: Scheduler) -> None:
     assert holdings.keys() == {w.request.tenant for w in queued}
     for tenant, holding in holdings.items():
         own = [w.request for w in queued if w.request.tenant == tenant]
-        assert [w.request.tenant for w in holding.newest_last] == [tenant] * len(own)
+        assert [w.request.tenant for w in holding.newest_first] == [tenant] * len(own)
         assert (holding.requests, holding.size_bytes, holding.tokens) == (
             len(own),
             sum(r.size_bytes for r in own),
@@ -143,6 +144,11 @@ def check_engine(engine: EngineBelief) -> None:
     deadlines = [p.tbt_seconds for p in prefills.values()] + [s.tbt_seconds for s in streams.values()]
     assert sorted(engine._deadlines.elements()) == sorted(d for d in deadlines if d is not None)
     assert 0 <= engine.untaken() <= engine.backlog
+    for soonest in (False, True):
+        spread = Spread(engine.step, engine.prefill_budget)
+        for p in prefills.values():
+            spread.add(p, p.may_join if soonest else p.joins)
+        assert engine._loads(soonest=soonest) == spread.loads(engine.decodes, engine._stream_context), "it is kept up"
     assert engine.step_seconds > 0
     assert 1 <= engine.prefill_budget <= engine.limits.token_budget
     assert engine.reports.foreign >= 0
