@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from proxy.core.stepmodel import StepLoad
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from proxy.core.steplog import Prefill
     from proxy.core.stepmodel import OnlineStepModel
 
@@ -31,21 +33,30 @@ class Spread:
         self.attention = [0.0] * HORIZON
         self.prefills = [0] * HORIZON
 
-    def add(self, prefill: Prefill, joins: int) -> None:
-        """Add a prompt that was released after all others, and joins at step ``joins``."""
-        tokens, left = self.tokens, prefill.remaining
-        last = HORIZON - 1
-        step = min(max(joins - self.step_under_way, 0), last)
-        while left and step <= last:
-            worked_on = self.prefill_budget - tokens[step]
-            if worked_on > left:  # noqa: PLR1730 - for each prompt that waits in an engine, whenever another ends
-                worked_on = left
-            if worked_on > 0:
-                tokens[step] += worked_on
-                self.attention[step] += worked_on * (prefill.context - left + worked_on / 2)
-                self.prefills[step] += 1
-                left -= worked_on
-            step += 1
+    def add(self, prefills: Iterable[tuple[Prefill, int]]) -> None:
+        """Add prompts that were released after all others, in the order of their release, each with the step it joins.
+
+        For each prompt that waits in an engine, whenever another ends: no calls in here.
+        """
+        tokens, attention, pieces = self.tokens, self.attention, self.prefills
+        under_way, budget, last = self.step_under_way, self.prefill_budget, HORIZON - 1
+        for prefill, joins in prefills:
+            left = prefill.remaining
+            step = joins - under_way
+            if step > last:
+                step = last
+            elif step < 0:
+                step = 0
+            while left and step <= last:
+                worked_on = budget - tokens[step]
+                if worked_on > left:  # noqa: PLR1730 - see above
+                    worked_on = left
+                if worked_on > 0:
+                    tokens[step] += worked_on
+                    attention[step] += worked_on * (prefill.context - left + worked_on / 2)
+                    pieces[step] += 1
+                    left -= worked_on
+                step += 1
 
     def loads(self, decodes: int, kv_tokens: int) -> list[StepLoad]:
         """What the steps hold, each with all decodes."""

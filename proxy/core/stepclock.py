@@ -136,8 +136,7 @@ class StepClock:
             spread = self._spread()
         else:
             spread = Spread(self._step, budget)
-            for prefill in unfinished:
-                spread.add(prefill, prefill.may_join if soonest else prefill.joins)
+            spread.add([(p, p.may_join if soonest else p.joins) for p in unfinished])
         if soonest:
             self._soonest = spread
         else:
@@ -152,11 +151,11 @@ class StepClock:
         """Add a prompt to what is known."""
         late, soon = self._spread_out, self._soonest
         if late is not None:
-            late.add(prefill, prefill.joins)
+            late.add([(prefill, prefill.joins)])
         if soon is late and prefill.may_join != prefill.joins:
             self._soonest = None
         elif soon is not None and soon is not late:
-            soon.add(prefill, prefill.may_join)
+            soon.add([(prefill, prefill.may_join)])
 
     def _take_prefill(self, key: str) -> Prefill | None:
         """Take out a prompt that is over, or has become a stream."""

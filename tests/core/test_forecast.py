@@ -22,8 +22,7 @@ def tokens(loads: list[StepLoad]) -> list[int]:
 def spread_of(*prefills: tuple[int, int], budget: int = 100, under_way: int = 7) -> list[StepLoad]:
     """``prefills``: tokens, and how many steps after the one under way each joins."""
     spread = Spread(under_way, budget)
-    for size, later in prefills:
-        spread.add(make_prefill(size), under_way + later)
+    spread.add((make_prefill(size), under_way + later) for size, later in prefills)
     return spread.loads(decodes=3, kv_tokens=500)
 
 
@@ -56,7 +55,7 @@ def test_who_joins_beyond_the_horizon_is_counted_in_its_last_step() -> None:
 
 def test_attention_is_over_all_of_the_prompt_before_each_token() -> None:
     spread = Spread(0, 100)
-    spread.add(make_prefill(150, context=1000), 0)
+    spread.add([(make_prefill(150, context=1000), 0)])
     loads = spread.loads(0, 0)
     assert [load.attention for load in loads] == [100 * (850 + 50), 50 * (950 + 25), 0, 0, 0]
 

@@ -146,8 +146,7 @@ def check_engine(engine: EngineBelief) -> None:
     assert 0 <= engine.untaken() <= engine.backlog
     for soonest in (False, True):
         spread = Spread(engine.step, engine.prefill_budget)
-        for p in prefills.values():
-            spread.add(p, p.may_join if soonest else p.joins)
+        spread.add((p, p.may_join if soonest else p.joins) for p in prefills.values())
         assert engine._loads(soonest=soonest) == spread.loads(engine.decodes, engine._stream_context), "it is kept up"
     assert engine.step_seconds > 0
     assert 1 <= engine.prefill_budget <= engine.limits.token_budget
