@@ -67,8 +67,8 @@ class TokenRates(NamedTuple):
 PRIOR = TokenRates(0.25, 0.25, 4.0)
 """Four bytes to a token, and four tokens around each message, until engines have told otherwise."""
 
-_PRIOR_DEVIATION = (0.15, 0.25, 15.0)
-_DRIFT_DEVIATION = (5e-4, 1e-3, 5e-2)
+_PRIOR_VARIANCE = (0.15**2, 0.25**2, 15.0**2)
+_DRIFT_VARIANCE = (5e-4**2, 1e-3**2, 5e-2**2)
 """How far a coefficient may have moved from one report to the next: the last hundred or so count.
 
 The one of many scripts moves with their mix.
@@ -92,37 +92,36 @@ class RateFit:
         self.reports = 0
         self.error = 0.0
         """Moving average of how far estimates were off, as a share (at most 1) of the tokens reported."""
-        self._covariance = [[d * d if i == j else 0.0 for j in range(3)] for i, d in enumerate(_PRIOR_DEVIATION)]
+        self._covariance = [[v if i == j else 0.0 for j in range(3)] for i, v in enumerate(_PRIOR_VARIANCE)]
 
     def learn(self, size: PromptSize, tokens: int) -> None:
         """Take in that a prompt of ``size`` had ``tokens`` tokens; whatever cannot be true is passed over."""
         if not size.telling or not _plausible(size, tokens):
             return
-        x = (float(size.ascii_bytes), float(size.other_bytes), float(size.messages))
-        expected = sum(rate * count for rate, count in zip(self.rates, x, strict=True))
+        x0, x1, x2 = float(size.ascii_bytes), float(size.other_bytes), float(size.messages)
+        rates = self.rates
+        expected = rates[0] * x0 + rates[1] * x1 + rates[2] * x2
         self.reports += 1
         weight = max(_ERROR_WEIGHT, 1 / self.reports)
         self.error += weight * (min(1.0, abs(tokens - expected) / tokens) - self.error)
 
         covariance = self._covariance
-        for i in range(3):
-            drifted = covariance[i][i] + _DRIFT_DEVIATION[i] ** 2
-            covariance[i][i] = min(drifted, max(covariance[i][i], _PRIOR_DEVIATION[i] ** 2))
-        spread = [sum(c * v for c, v in zip(row, x, strict=True)) for row in covariance]
+        for i, row in enumerate(covariance):
+            row[i] = min(row[i] + _DRIFT_VARIANCE[i], max(row[i], _PRIOR_VARIANCE[i]))
+        spread = [row[0] * x0 + row[1] * x1 + row[2] * x2 for row in covariance]
         noise = (_TEXT_DEVIATION * expected) ** 2 + _COUNT_DEVIATION**2
-        variance = noise + sum(s * v for s, v in zip(spread, x, strict=True))
+        variance = noise + spread[0] * x0 + spread[1] * x1 + spread[2] * x2
         most = _OUTLIER_DEVIATIONS * sqrt(variance)
         surprise = min(max(tokens - expected, -most), most)
-        gains = [s / variance for s in spread]
-        self.rates = TokenRates(
-            *(
-                min(max(rate + gain * surprise, low), high)
-                for rate, gain, low, high in zip(self.rates, gains, _LOWEST, _HIGHEST, strict=True)
-            )
-        )
-        for i in range(3):
-            for j in range(3):
-                covariance[i][j] -= gains[i] * spread[j]
+        s0, s1, s2 = spread
+        learnt: list[float] = []
+        for i, row in enumerate(covariance):
+            gain = spread[i] / variance
+            learnt.append(min(max(rates[i] + gain * surprise, _LOWEST[i]), _HIGHEST[i]))
+            row[0] -= gain * s0
+            row[1] -= gain * s1
+            row[2] -= gain * s2
+        self.rates = TokenRates(*learnt)
 
 
 def _plausible(size: PromptSize, tokens: int) -> bool:

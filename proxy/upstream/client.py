@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from proxy.wire.errors import UpstreamFailure
 from proxy.wire.keys import CREDENTIALS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import Callable, Iterable
 
 __all__ = ["Cutter", "EngineAnswer", "EngineClient", "EngineError", "Timeouts"]
 
@@ -106,8 +105,7 @@ class EngineClient:
         while engine is not None and engine.idle:
             engine.idle.pop().abort()
 
-    @asynccontextmanager
-    async def send(
+    def send(
         self,
         base_url: str,
         method: str,
@@ -116,27 +114,21 @@ class EngineClient:
         body: bytes,
         *,
         cutter: Cutter | None = None,
-    ) -> AsyncIterator[EngineAnswer]:
-        """Send a request and give the answer once its head has come; leaving early aborts it at the engine.
+    ) -> _Exchange:
+        """Send a request and, in ``async with``, give the answer once its head has come.
+
+        Leaving early aborts it at the engine.
 
         Raises:
             EngineError: no answer came; ``CONNECT_FAILED`` is the only failure where it has provably not been read.
         """
         engine = self._engines.get(base_url) or self._add(base_url)
-        self.busy += 1
-        try:
-            if (key := self._trust.keys.of(base_url)) is not None:
-                headers = _with_key(headers, key)
-            request = _head(engine, method, path_and_query, headers, body)
-            answer = await self._ask(base_url, engine, (method, request, body), cutter)
-            try:
-                yield answer
-            finally:
-                self._release(base_url, engine, answer)
-        finally:
-            self.busy -= 1
+        if (key := self._trust.keys.of(base_url)) is not None:
+            headers = _with_key(headers, key)
+        request = _head(engine, method, path_and_query, headers, body)
+        return _Exchange(self, base_url, engine, (method, request, body), cutter)
 
-    async def _ask(
+    async def ask(
         self, base_url: str, engine: _Engine, sent: tuple[str, bytes, bytes], cutter: Cutter | None
     ) -> EngineAnswer:
         """Send a request and wait for the head of its answer, on a new connection where an idle one has just ended."""
@@ -149,16 +141,16 @@ class EngineClient:
             try:
                 await answer.head()
             except EngineError as error:
-                self._release(base_url, engine, answer)
+                self.release(base_url, engine, answer)
                 if idle is None or error.failure is not UpstreamFailure.CONNECT_FAILED:
                     raise
             except BaseException:
-                self._release(base_url, engine, answer)
+                self.release(base_url, engine, answer)
                 raise
             else:
                 return answer
 
-    def _release(self, base_url: str, engine: _Engine, answer: EngineAnswer) -> None:
+    def release(self, base_url: str, engine: _Engine, answer: EngineAnswer) -> None:
         """Be done with an answer: the connection of a whole one is kept; any other is closed, which aborts it there."""
         if (reusable := answer.close()) is not None:
             if self._engines.get(base_url) is engine:
@@ -198,6 +190,39 @@ class EngineClient:
         except OSError as error:  # a TimeoutError and an SSLError are such as well
             raise EngineError(UpstreamFailure.CONNECT_FAILED) from error
         return connection
+
+
+class _Exchange:
+    """One request and its answer. By hand, as a generator for it would cost as much as the connection's look-up."""
+
+    __slots__ = ("_answer", "_base_url", "_client", "_cutter", "_engine", "_sent")
+
+    def __init__(
+        self,
+        client: EngineClient,
+        base_url: str,
+        engine: _Engine,
+        sent: tuple[str, bytes, bytes],
+        cutter: Cutter | None,
+    ) -> None:
+        self._client = client
+        self._base_url = base_url
+        self._engine = engine
+        self._sent = sent
+        self._cutter = cutter
+
+    async def __aenter__(self) -> EngineAnswer:
+        self._client.busy += 1
+        try:
+            self._answer = await self._client.ask(self._base_url, self._engine, self._sent, self._cutter)
+        except BaseException:
+            self._client.busy -= 1
+            raise
+        return self._answer
+
+    async def __aexit__(self, *_: object) -> None:
+        self._client.busy -= 1
+        self._client.release(self._base_url, self._engine, self._answer)
 
 
 def _with_key(headers: Iterable[tuple[str, str]], key: str) -> list[tuple[str, str]]:
