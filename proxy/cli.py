@@ -101,7 +101,7 @@ def _serve(arguments: Sequence[str]) -> int:
     from proxy.server.run import serve  # noqa: PLC0415
     from proxy.telemetry.decisionlog import DecisionLogError  # noqa: PLC0415
     from proxy.telemetry.logs import set_up_logging  # noqa: PLC0415
-    from proxy.telemetry.tracing import TracingUnavailableError  # noqa: PLC0415
+    from proxy.telemetry.otlp import TelemetryUnavailableError  # noqa: PLC0415
     from proxy.upstream.knowledge import StateDirError  # noqa: PLC0415
 
     try:
@@ -111,7 +111,7 @@ def _serve(arguments: Sequence[str]) -> int:
             print(f"slai-proxy: {line}", file=sys.stderr)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(serve(settings, lambda: load_settings(arguments, "slai-proxy serve")[0]))
-    except (ConfigError, DecisionLogError, StateDirError, TracingUnavailableError) as error:
+    except (ConfigError, DecisionLogError, StateDirError, TelemetryUnavailableError) as error:
         print(f"slai-proxy: {error}", file=sys.stderr)
         return 2
     except OSError as error:

@@ -197,7 +197,8 @@ class Settings(BaseSettings):
     state_dir: Path | None = None
     """Directory where what is learnt about engines outlives a restart. Left out: nothing is kept."""
     otlp_endpoint: str | None = None
-    """Where to send traces, e.g. http://127.0.0.1:4318/v1/traces (needs the extra slai-proxy[otlp])."""
+    """OpenTelemetry collector for traces and metrics, e.g. http://127.0.0.1:4318 (needs the extra slai-proxy[otlp]).
+    The standard variables OTEL_* say the rest: protocol, headers, certificates, sampling, what is not to be sent."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log lines to write."""
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from proxy.core.events import DrainStarted
 from proxy.core.limits import CacheConfig, EngineLimits
@@ -26,12 +25,15 @@ from proxy.server.connections import Connections, limit_connections, note_reques
 from proxy.server.driver import Driver
 from proxy.server.files import DebugKey, Files, read_files
 from proxy.server.generate import Generator
+from proxy.server.lag import watch_lag
 from proxy.server.passthrough import PassThrough
+from proxy.server.scrape import scraped
 from proxy.server.websocket import WebSockets
 from proxy.telemetry.chronicle import Chronicle
 from proxy.telemetry.decisionlog import DecisionLog, LogFile
 from proxy.telemetry.metrics import Metrics
-from proxy.telemetry.tracing import Tracing, otlp_exporter
+from proxy.telemetry.otlp import otlp
+from proxy.telemetry.sending import Telemetry
 from proxy.upstream.client import EngineClient, Timeouts
 from proxy.upstream.discovery import Discovery
 from proxy.upstream.knowledge import Knowledge
@@ -44,6 +46,7 @@ from proxy.wire.fingerprint import Fingerprinter
 if TYPE_CHECKING:
     from proxy.config import Settings
     from proxy.server.reload import Reloader
+    from proxy.telemetry.tracing import Tracing
     from proxy.upstream.credentials import EngineTrust
 
 _log = logging.getLogger(__name__)
@@ -105,14 +108,13 @@ def create_app(
 
     Raises:
         ConfigError: the API keys, or the files for TLS, cannot be used.
-        TracingUnavailableError: ``otlp_endpoint`` is set and the package for it is missing.
+        TelemetryUnavailableError: OpenTelemetry is asked for in a way that is not known, or its package is missing.
     """
     app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[note_requests, _errors, admit])
     files = files or read_files(settings)
     trust, access, connections = files.trust, guard(app, files.keys), limit_connections(app, settings)
     limit_bodies(app, settings)
-    if tracing is None:
-        tracing = Tracing.to(otlp_exporter(settings.otlp_endpoint)) if settings.otlp_endpoint else Tracing()
+    telemetry = Telemetry(otlp(settings.otlp_endpoint), tracing)
 
     async def life(app: web.Application) -> AsyncIterator[None]:
         classes, rules = settings.request_classes(), settings.scheduler_config()
@@ -121,10 +123,15 @@ def create_app(
             log = DecisionLog(LogFile(settings.decision_log, rules, most_bytes=settings.decision_log_bytes))
         scheduler = Scheduler(rules) if log is None else RecordedScheduler(rules, log.record)
         chronicle = None if settings.debug_port is None else Chronicle()
-        driver = Driver(scheduler, asyncio.get_running_loop(), observe=None if chronicle is None else chronicle.observe)
-        client = EngineClient(Timeouts(settings.connect_timeout_seconds, settings.idle_timeout_seconds), trust)
         sizes = PromptSizes()
         metrics = Metrics(scheduler, classes, settings.tenants, sizes)
+        driver = Driver(
+            scheduler,
+            asyncio.get_running_loop(),
+            observe=None if chronicle is None else chronicle.observe,
+            on_decision=metrics.record_decision,
+        )
+        client = EngineClient(Timeouts(settings.connect_timeout_seconds, settings.idle_timeout_seconds), trust)
         # It reads a small file, and nobody is served yet.
         knowledge = None if settings.state_dir is None else Knowledge.load(settings.state_dir)
         prober = Prober(
@@ -144,7 +151,7 @@ def create_app(
             driver,
             client,
             metrics,
-            tracing,
+            telemetry.tracing,
             prober,
             discovery,
             access,
@@ -157,7 +164,7 @@ def create_app(
             driver,
             client,
             metrics,
-            tracing,
+            telemetry.tracing,
             sizes,
             Fingerprinter(secrets.token_bytes(32)),
             classes,
@@ -183,6 +190,8 @@ def create_app(
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(prober.run(), name="probes")]
             background.append(group.create_task(discovery.run(), name="discovery"))
+            background.append(group.create_task(watch_lag(metrics.record_lag), name="loop lag"))
+            background.append(group.create_task(telemetry.run(metrics), name="metrics"))
             if log is not None:
                 background.append(group.create_task(log.run(), name="decision log"))
             if knowledge is not None:
@@ -198,7 +207,7 @@ def create_app(
             await knowledge.keep(prober.identify(scheduler.engines))
         for to_engines in (prober, client, app[PASS_THROUGH].sockets):
             await to_engines.close()
-        await asyncio.to_thread(_close_telemetry, metrics, tracing)  # exporters flush, and wait for it
+        await telemetry.close()
 
     app.cleanup_ctx.append(life)
     app.on_response_prepare.extend((_close_when_draining, leave_untyped, end_by_closing))
@@ -238,11 +247,6 @@ def _discover(app: web.Application, prober: Prober, metrics: Metrics) -> Discove
     return discovery
 
 
-def _close_telemetry(metrics: Metrics, tracing: Tracing) -> None:
-    metrics.close()
-    tracing.close()
-
-
 async def _generate(request: web.Request) -> web.StreamResponse:
     return await request.app[GENERATOR].handle(request)
 
@@ -279,7 +283,7 @@ async def _readyz(request: web.Request) -> web.Response:
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    return web.Response(body=request.app[PROXY].metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return await scraped(request.app[PROXY].metrics, request)
 
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

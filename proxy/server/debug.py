@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from proxy.core.snapshot import view_state, view_waiting
 from proxy.server.connections import CONNECTIONS, ConnectionLimits, Connections, note_requests
 from proxy.server.debug_openapi import description
 from proxy.server.live import EVENTS_PATH, PAGE_PATH, LivePage
+from proxy.server.scrape import scraped
 from proxy.wire.keys import presented_key
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def create_debug_app(proxy: Proxy) -> web.Application:
         reloads = None if reloader is None else reloader.reloads | {"last_error": reloader.last_error}
         return _answer({"settings": _shown(proxy.settings), "reloads": reloads})
 
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=proxy.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def metrics(request: web.Request) -> web.Response:
+        return await scraped(proxy.metrics, request)
 
     async def livez(_: web.Request) -> web.Response:
         return _answer({"live": True})

@@ -36,13 +36,18 @@ class Driver:
         clock: Callable[[], float] = time.monotonic,
         on_action: Callable[[Action, float], None] | None = None,
         observe: Observe | None = None,
+        on_decision: Callable[[type[Event] | None, list[Action], float | None], None] | None = None,
     ) -> None:
-        """``clock`` must run with the loop's own: uvloop's shows whole milliseconds, too coarse to time tokens with."""
+        """``clock`` must run with the loop's own: uvloop's shows whole milliseconds, too coarse to time tokens with.
+
+        ``on_decision`` is told what came of which event (``None``: a tick), and of how many seconds' work if known.
+        """
         self.scheduler = scheduler
         self._clock = clock
         self._loop = loop
         self._on_action = on_action
         self._observe = observe
+        self._on_decision = on_decision
         self._tickets: dict[str, Ticket] = {}
         self._on_slice: dict[str, Callable[[Slice], None]] = {}
         self._on_cut: dict[str, Callable[[], None]] = {}
@@ -84,6 +89,10 @@ class Driver:
         if actions := self.scheduler.on_tokens(request_id, chunks, now):
             if self._observe is not None:
                 self._observe(TokensProduced(request_id, chunks), actions, now)
+            if self._on_decision is not None:
+                self._on_decision(
+                    TokensProduced, actions, None
+                )  # looking at the clock twice for each token is not free
             self._perform(actions, now)
 
     def end(
@@ -106,8 +115,10 @@ class Driver:
 
     def feed(self, event: Event) -> None:
         """Tell the scheduler what happened and do what it wants done."""
-        now = self.now()
+        now, began = self.now(), time.perf_counter()
         actions = self.scheduler.handle(event, now)
+        if self._on_decision is not None:
+            self._on_decision(type(event), actions, time.perf_counter() - began)
         if self._observe is not None:
             self._observe(event, actions, now)
         self._perform(actions, now)
@@ -149,8 +160,10 @@ class Driver:
     def _tick(self, deadline: float) -> None:
         self._timer = None
         # A loop may call a timer up to one clock tick early; the scheduler would find nothing due and ask again.
-        now = max(deadline, self.now())
+        now, began = max(deadline, self.now()), time.perf_counter()
         actions = self.scheduler.tick(now)
+        if self._on_decision is not None:
+            self._on_decision(None, actions, time.perf_counter() - began)
         if self._observe is not None:
             self._observe(None, actions, now)
         self._perform(actions, now)

@@ -100,7 +100,7 @@ class Generator:
         )
         if self.chronicle is not None:
             self.chronicle.begin(report)
-        span = self.tracing.begin(request.headers, request.path, time.time_ns())
+        report.trace = self.tracing.begin(request.headers, request.path, time.time_ns())
         try:
             body = await self._read(request, report)
             plain = await looked_into(request.headers, body, request.client_max_size)
@@ -117,7 +117,7 @@ class Generator:
             self._note(report, view)
             if caller is not None:
                 caller.reserve(report.prompt_tokens, report.most_output_tokens)
-            self.tracing.inject(span, forwarded)
+            self.tracing.inject(report.trace, forwarded)
             return await self._schedule(request, report, view.prompt, forwarded, body, plain=plain)
         except BadRequest as error:
             return self._refuse(report, LocalFailure.BAD_REQUEST, bad_request(error))
@@ -148,7 +148,7 @@ class Generator:
             self.metrics.record(report)
             if self.chronicle is not None:
                 self.chronicle.finish(report)
-            self.tracing.end(span, report, report.ended_at, time.time_ns())
+            self.tracing.end(report.trace, report, report.ended_at, time.time_ns())
 
     def _refuse_unread(self, request: web.Request, report: RequestReport) -> None:
         """Let a request pass whose client waits for a word before it sends the body.
@@ -274,6 +274,7 @@ class Generator:
                     report.engine_id, report.dispatched_at = engine_id, self.driver.now()
                     report.dispatches += 1
             asked_seconds: float | None = None
+            self.tracing.attempt(report, forwarded)
             try:
                 async with self.client.send(
                     engine_id,
@@ -286,11 +287,13 @@ class Generator:
                     if upstream.status not in _BUSY:
                         return await relay(request, report, upstream, self.driver, self.metrics)
                     asked_seconds = wire_headers.retry_after_seconds(upstream.headers)
+                    self.tracing.turned_away(report, str(upstream.status), upstream.status)
             except EngineError as error:
                 if error.failure is not UpstreamFailure.CONNECT_FAILED:
                     report.outcome, report.reason = Outcome.ENGINE_FAILED, str(error.failure)
                     report.status = answer(error.failure).status
                     return await _in_time(request, _error(report, answer(error.failure)))
+                self.tracing.turned_away(report, str(error.failure))
             # The engine provably has not started: back to the request's old place in the queue.
             report.engine_id = None
             cutter.renew()  # its removal has nothing to do with the next one

@@ -107,7 +107,9 @@ class StreamMeter:
                 report.prompt_tokens = view.prompt_tokens or report.prompt_tokens
                 report.prompt_tokens_told, report.cached_tokens = view.prompt_tokens, view.cached_tokens
             self.done |= view.done
-            self.finished |= view.finish_reason is not None
+            if view.finish_reason is not None:
+                self.finished = True
+                report.finish_reason = view.finish_reason
             self.error |= view.error
         if not chunks:
             return

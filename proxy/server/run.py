@@ -60,7 +60,7 @@ async def serve(settings: Settings, load: Callable[[], Settings] | None = None) 
     Raises:
         ConfigError: a file that the settings name cannot be used.
         OSError: the address is not free or not ours.
-        TracingUnavailableError: as from ``create_app``.
+        TelemetryUnavailableError: as from ``create_app``.
         DecisionLogError: the decision log cannot be written.
         StateDirError: the directory for what is learnt cannot be used.
     """

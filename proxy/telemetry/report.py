@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from proxy.core.blame import Blame
     from proxy.core.request import Outcome, RequestClass
+    from proxy.telemetry.tracing import Trace
 
 MAX_BREACHES = 32
 """Late tokens of one stream of which the cause is kept; all are counted."""
@@ -107,6 +108,8 @@ class RequestReport:
     completion_tokens: int | None = None
     sibling_chunks: int = 0
     """Token-bearing chunks beyond those of ``times``, where a stream has several answers: those count steps."""
+    finish_reason: str | None = None
+    """Why the engine ended a stream, in its own word."""
     asked_usage: bool = False
     """The engine was asked for usage on the proxy's account."""
     outcome: Outcome | None = None
@@ -115,6 +118,8 @@ class RequestReport:
     status: int | None = None
     ended_at: float | None = None
     tenant: str = ""
+    trace: Trace | None = None
+    """Its spans, where there are any."""
 
     @property
     def ttft_seconds(self) -> float | None:
@@ -140,6 +145,15 @@ class RequestReport:
     def missed_ttft(self) -> bool:
         limit, ttft = self.request_class.ttft_seconds, self.ttft_seconds
         return limit is not None and ttft is not None and ttft > limit
+
+    def deadlines(self) -> tuple[tuple[str, int, int], tuple[str, int, int]]:
+        """Of either kind, how many deadlines fell due and how many of these were missed."""
+        has_ttft = self.request_class.ttft_seconds is not None and self.ttft_seconds is not None
+        has_tbt = self.times.tbt_seconds is not None
+        return (
+            ("ttft", int(has_ttft), int(self.missed_ttft)),
+            ("tbt", self.times.gap_count if has_tbt else 0, self.times.misses),
+        )
 
     def late(self) -> dict[str, int]:
         """How many of the late tokens that are kept have which cause."""

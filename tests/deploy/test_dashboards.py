@@ -33,7 +33,6 @@ def known() -> set[str]:
     scheduler.handle(EngineUp("http://e", EngineLimits(), frozenset()), 0.0)
     metrics = Metrics(scheduler, ["strict"], ["a"])
     text = metrics.exposition().decode()
-    metrics.close()
     declared = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     sampled = {s.name for family in text_string_to_metric_families(text) for s in family.samples}
     histograms = set(re.findall(r"^# TYPE (\S+) histogram", text, re.MULTILINE))

@@ -15,8 +15,8 @@ from proxy.core.limits import EngineLimits
 from proxy.core.stepmodel import StepLoad
 from proxy.server.app import PROXY, create_app
 from proxy.server.generate import Generator
+from proxy.telemetry.otlp import TelemetryUnavailableError
 from proxy.telemetry.replay import open_log, replay
-from proxy.telemetry.tracing import TracingUnavailableError
 
 
 class TestModels:
@@ -208,5 +208,5 @@ class TestDecisionLog:
 
 async def test_traces_without_the_package_for_them_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(TracingUnavailableError):
+    with pytest.raises(TelemetryUnavailableError):
         create_app(Settings(otlp_endpoint="http://127.0.0.1:1/v1/traces"))

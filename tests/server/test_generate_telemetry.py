@@ -10,6 +10,7 @@ from live_proxy import CHAT, COMPLETIONS, LiveProxy, live_proxy, until
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
 from scripted_engine import DONE, Call, Script, delta, last, scripted_engine, token, usage
 
 from proxy.telemetry.tracing import Tracing
@@ -47,12 +48,12 @@ class Stage:
         self._exporter = exporter
 
     def span(self) -> dict[str, Any]:
-        """Attributes of the one span."""
-        (span,) = self._exporter.get_finished_spans()
+        """Attributes of the one request's span."""
+        (span,) = self.spans()
         return dict(span.attributes or {})
 
-    def spans(self) -> tuple[ReadableSpan, ...]:
-        return self._exporter.get_finished_spans()
+    def spans(self, kind: SpanKind = SpanKind.SERVER) -> list[ReadableSpan]:
+        return [span for span in self._exporter.get_finished_spans() if span.kind is kind]
 
     def sums(self, name: str) -> float:
         return sum(self.proxy.samples(f"{name}_sum").values())
@@ -248,9 +249,13 @@ async def test_the_engines_spans_become_children_of_ours() -> None:
         live_proxy(engine, tracing=Tracing(SimpleSpanProcessor(exporter))) as proxy,
     ):
         await proxy.fetch(headers={"traceparent": f"00-{trace_id}-b7ad6b7169203331-01", "tracestate": "v=1"})
-        (span,) = exporter.get_finished_spans()
+        attempt, span = exporter.get_finished_spans()
+        assert (attempt.kind, span.kind) == (SpanKind.CLIENT, SpanKind.SERVER)
+        assert attempt.context is not None
         assert span.context is not None
-        assert engine.calls[0].header("traceparent") == [f"00-{trace_id}-{span.context.span_id:016x}-01"]
+        assert attempt.parent is not None
+        assert attempt.parent.span_id == span.context.span_id
+        assert engine.calls[0].header("traceparent") == [f"00-{trace_id}-{attempt.context.span_id:016x}-01"]
         assert engine.calls[0].header("tracestate") == ["v=1"]
 
 

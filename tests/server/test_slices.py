@@ -92,7 +92,6 @@ async def stage(script: Script | None = None) -> AsyncIterator[Stage]:
         try:
             yield Stage(engine, client, metrics)
         finally:
-            metrics.close()
             await client.close()
 
 

@@ -1,19 +1,20 @@
 """Metrics as Prometheus reads them."""
 
-from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from builders import make_limits, make_request
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.core.events import Arrived, EngineReported, EngineUp, TokensProduced
+from proxy.core.actions import Dispatch
+from proxy.core.events import Arrived, EngineRemoved, EngineReported, EngineUp, TokensProduced
 from proxy.core.request import Outcome, RejectReason, RequestClass
 from proxy.core.scheduler import Scheduler
 from proxy.core.selfreport import EngineReport
 from proxy.core.stepmodel import PRIOR, StepCoefficients, StepLoad
-from proxy.telemetry.metrics import OTHER, Metrics
+from proxy.telemetry.metrics import OTHER, Metrics, exposed
 from proxy.telemetry.report import RequestReport, TokenTimes
 
 GOLD = RequestClass("gold", ttft_seconds=1.0, tbt_seconds=0.1)
@@ -27,10 +28,8 @@ def scheduler() -> Scheduler:
 
 
 @pytest.fixture
-def metrics(scheduler: Scheduler) -> Iterator[Metrics]:
-    metrics = Metrics(scheduler, ["gold", "bulk"])
-    yield metrics
-    metrics.close()
+def metrics(scheduler: Scheduler) -> Metrics:
+    return Metrics(scheduler, ["gold", "bulk"])
 
 
 def ended(outcome: Outcome | None = Outcome.COMPLETED, **fields: Any) -> RequestReport:
@@ -121,6 +120,108 @@ def test_names_that_clients_make_up_make_no_series(metrics: Metrics) -> None:
     assert len(metrics.exposition()) < 64 * 1024
 
 
+def test_ten_thousand_tenants_and_models_make_one_series_more(scheduler: Scheduler) -> None:
+    """Beside those that the settings and the engines name; all of them in fewer bytes than a page has."""
+    metrics = Metrics(scheduler, ["gold", "bulk"], ["acme"])
+    metrics.record(ended(engine_id="http://e0", tenant="acme"))
+    metrics.record(ended(engine_id="http://e0", tenant="nobody", model="none"))
+    before = {name: set(series) for name, series in read(metrics).items()}
+    for number in range(10_000):
+        tenant, model = f"key:{number:x}", f"model-{number}"
+        metrics.record(ended(engine_id="http://e0", tenant=tenant, model=model, request_id=str(number)))
+    found = read(metrics)
+    assert {name: set(series) for name, series in found.items()} == before
+    assert found["slai_tenant_requests_total"] == {
+        "outcome=completed,tenant=acme": 1,
+        "outcome=completed,tenant=other": 10_001,
+    }
+    assert found["slai_engine_time_to_first_token_seconds_count"] == {
+        "engine=http://e0,model=tiny": 1,
+        f"engine=http://e0,model={OTHER}": 10_001,
+    }
+    assert sum(map(len, found.values())) < 1_000
+
+
+def test_engines_that_come_and_go_leave_no_series(scheduler: Scheduler, metrics: Metrics) -> None:
+    """Where pods come and go there would be ever more."""
+    metrics.record(ended(engine_id="http://e0"))
+    before = {name: set(series) for name, series in read(metrics).items()}
+    for number in range(20):
+        pod = f"http://pod-{number}"
+        scheduler.handle(EngineUp(pod, make_limits(), frozenset({"tiny"})), 0.0)
+        metrics.record(ended(engine_id=pod))
+        assert read(metrics)["slai_engine_tbt_seconds_count"][f"engine={pod},model=tiny"] == 2
+        scheduler.handle(EngineRemoved(pod, 0.0), 0.0)
+        metrics.record(ended(engine_id=pod))
+    assert {name: set(series) for name, series in read(metrics).items()} == before
+
+
+def test_how_requests_fared_by_engine_and_by_tenant(scheduler: Scheduler) -> None:
+    metrics = Metrics(scheduler, ["gold", "bulk"], ["acme"])
+    metrics.record(ended(engine_id="http://e0", tenant="acme"))
+    found = read(metrics)
+    for of, labels in (("engine", "engine=http://e0,model=tiny"), ("tenant", "tenant=acme")):
+        prefix = f"slai_{of}"
+        assert found[f"{prefix}_time_to_first_token_seconds_sum"] == {labels: 1.5}
+        assert found[f"{prefix}_time_per_output_token_seconds_sum"] == {labels: pytest.approx(0.25)}
+        assert found[f"{prefix}_queue_duration_seconds_sum"] == {labels: 0.5}
+        assert found[f"{prefix}_tbt_seconds_sum"] == {labels: pytest.approx(0.5)}
+        buckets = {k.split("le=")[1].split(",")[0]: n for k, n in found[f"{prefix}_tbt_seconds_bucket"].items()}
+        assert (buckets["0.075"], buckets["0.1"], buckets["0.4"]) == (0, 1, 2), (
+            "a gap of just an edge's length is in it"
+        )
+        by_kind = {label.split("kind=")[1].split(",")[0]: n for label, n in found[f"{prefix}_deadlines_total"].items()}
+        assert by_kind == {"ttft": 1, "tbt": 2}
+        missed = found[f"{prefix}_deadline_misses_total"].values()
+        assert sorted(missed) == [1, 1]
+
+
+def test_deadlines_that_fell_due_are_those_that_could_be_missed(metrics: Metrics) -> None:
+    metrics.record(ended())
+    metrics.record(ended(Outcome.REJECTED, times=TokenTimes(), dispatched_at=None))
+    metrics.record(ended(request_class=RequestClass("bulk"), times=TokenTimes(None)))
+    due = read(metrics)["slai_deadlines_total"]
+    assert {labels: n for labels, n in due.items() if n} == {"class=gold,kind=ttft": 1, "class=gold,kind=tbt": 2}
+
+
+class Traced:
+    exemplar: ClassVar = {"trace_id": "0af7651916cd43dd8448eb211c80319c", "span_id": "b7ad6b7169203331"}
+
+
+def test_openmetrics_leads_from_a_bucket_to_a_trace(metrics: Metrics) -> None:
+    metrics.record(ended(trace=Traced()))
+    metrics.record(ended())
+    text, content_type = exposed(metrics.collect(), "application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    assert content_type.startswith("application/openmetrics-text")
+    exemplars = {
+        (family.name, sample.labels["le"]): (sample.exemplar.labels["trace_id"], sample.exemplar.value)
+        for family in openmetrics_families(text.decode())  # type: ignore[no-untyped-call]
+        for sample in family.samples
+        if sample.exemplar is not None
+    }
+    trace = Traced.exemplar["trace_id"]
+    assert exemplars["gen_ai_server_time_to_first_token_seconds", "2.0"] == (trace, 1.5)
+    assert exemplars["slai_queue_duration_seconds", "0.5"] == (trace, 0.5)
+    assert exemplars["slai_tbt_seconds", "0.5"] == (trace, pytest.approx(0.4)), "the longest gap of the stream"
+    classic, content_type = exposed(metrics.collect(), "text/plain")
+    assert content_type.startswith("text/plain")
+    assert b"trace_id" not in classic
+
+
+def test_decisions_are_timed_and_releases_counted_by_what_made_it_the_time(metrics: Metrics) -> None:
+    metrics.record_decision(Arrived, [Dispatch("a", "http://e0")], 0.0002)
+    metrics.record_decision(TokensProduced, [Dispatch("b", "http://e0")], None)
+    metrics.record_decision(EngineUp, [Dispatch("c", "http://e0")], 0.0002)
+    metrics.record_decision(None, [], 0.0002)
+    found = read(metrics)
+    assert found["slai_releases_total"] == {
+        "cause=arrival,what=prompt": 1,
+        "cause=step,what=prompt": 1,
+        "cause=engine,what=prompt": 1,
+    }
+    assert found["slai_decision_duration_seconds_count"] == {"": 3}
+
+
 def test_deadlines_of_one_request_do_not_make_a_class(metrics: Metrics) -> None:
     metrics.record(ended(request_class=RequestClass("gold", 0.123, 0.456)))
     assert {labels.partition(",")[0] for labels in read(metrics)["slai_requests_total"]} == {"class=gold", "class=bulk"}
@@ -134,7 +235,7 @@ def test_the_pooled_tbt_histogram(metrics: Metrics) -> None:
     assert buckets["0.005"] == 2, "an edge belongs to its own bucket, as Prometheus has it"
     assert buckets["0.01"] == 3
     assert buckets["0.3"] == 4
-    assert buckets["10"] == 4
+    assert buckets["10.0"] == 4
     assert buckets["+Inf"] == 5
     assert [*buckets.values()] == sorted(buckets.values())
     assert found["slai_tbt_seconds_count"]["class=gold"] == 5
@@ -201,7 +302,6 @@ def test_two_proxies_in_one_process_do_not_share_their_figures(scheduler: Schedu
     other = Metrics(scheduler, ["gold", "bulk"])
     metrics.record(ended())
     assert read(other)["slai_requests_total"]["class=gold,outcome=completed"] == 0
-    other.close()
 
 
 def test_refusals_are_told_apart_by_reason(metrics: Metrics) -> None:

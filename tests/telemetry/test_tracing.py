@@ -10,8 +10,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from proxy.core.request import Outcome, RequestClass
+from proxy.telemetry.otlp import TelemetryUnavailableError, otlp
 from proxy.telemetry.report import RequestReport, TokenTimes
-from proxy.telemetry.tracing import Tracing, TracingUnavailableError, otlp_exporter
+from proxy.telemetry.tracing import Tracing
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
@@ -65,6 +66,7 @@ def test_everything_that_the_report_knows(tracing: Tracing, exporter: InMemorySp
         "gen_ai.usage.input_tokens": 7,
         "gen_ai.usage.output_tokens": 3,
         "gen_ai.response.time_to_first_chunk": 1.5,
+        "http.request.method": "POST",
         "http.response.status_code": 200,
         "slai.request.id": "4-x",
         "slai.request.client_id": "x",
@@ -163,5 +165,5 @@ def test_closing_hands_out_what_is_buffered() -> None:
 
 def test_a_missing_package_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(TracingUnavailableError, match=r"slai-proxy\[otlp\]"):
-        otlp_exporter("http://127.0.0.1:1/v1/traces")
+    with pytest.raises(TelemetryUnavailableError, match=r"slai-proxy\[otlp\]"):
+        otlp("http://127.0.0.1:1/v1/traces").spans()

@@ -1,0 +1,251 @@
+"""What is recorded: requests as they end, slices, decisions; and what is watched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, GCCollector, Metric, PlatformCollector, ProcessCollector
+
+from proxy.core.actions import Dispatch, Slice
+from proxy.core.events import Arrived, Ended, NotStarted, SliceEnded, TokensProduced
+from proxy.core.request import Outcome
+from proxy.telemetry.metrics.exposition import exposed
+from proxy.telemetry.metrics.live import Readings, watch_scheduler, watch_sizes
+from proxy.telemetry.metrics.names import (
+    DECISION_EDGES,
+    DURATION_EDGES,
+    LAG_EDGES,
+    OTHER,
+    QUEUE_EDGES,
+    TBT_EDGES,
+    TTFT_EDGES,
+    Instruments,
+    Name,
+)
+from proxy.telemetry.metrics.pooled import TbtCollector, TbtHistogram
+from proxy.telemetry.metrics.served import Served
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from proxy.core.actions import Action
+    from proxy.core.events import Event
+    from proxy.core.promptsize import PromptSizes
+    from proxy.core.scheduler import Scheduler
+    from proxy.telemetry.report import RequestReport
+
+_CAUSES: dict[type[Event] | None, str] = {
+    Arrived: "arrival",
+    TokensProduced: "step",
+    Ended: "end",
+    NotStarted: "turned_away",
+    SliceEnded: "slice",
+    None: "timer",
+}
+"""What made the scheduler release something: anything else tells of an engine, or of the settings."""
+_ENGINE = "engine"
+_GENAI = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "class")
+
+
+class Metrics:
+    """The proxy's instruments; one per process, made by the application and handed to whoever records."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        class_names: Iterable[str],
+        tenant_names: Iterable[str] = (),
+        sizes: PromptSizes | None = None,
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self._scheduler = scheduler
+        self._tbt: dict[tuple[str, ...], TbtHistogram] = {}
+        self._tenant_names: frozenset[str] = frozenset()
+        self._instruments = made = Instruments(self.registry)
+        self._readings = Readings()
+        self._engines: set[str] = set()
+        """Those that have series of their own."""
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
+        self.registry.register(self._readings)
+
+        # Standard names where OpenTelemetry's GenAI conventions have one. A proxy is the GenAI server to its clients.
+        self._duration = made.histogram(
+            "gen_ai.server.request.duration", "Arrival to end of the answer", DURATION_EDGES, _GENAI
+        )
+        self._ttft = made.histogram(
+            "gen_ai.server.time_to_first_token", "Arrival to first token, queue included", TTFT_EDGES, _GENAI
+        )
+        self._tpot = made.histogram("gen_ai.server.time_per_output_token", "Mean TBT of a request", TBT_EDGES, _GENAI)
+        of_class = ("class",)
+        self._tbt_max = made.histogram("slai.request.tbt.max", "Longest TBT of a request", TBT_EDGES, of_class)
+        self._tbt_p99 = made.histogram(
+            "slai.request.tbt.p99", "99th percentile of a request's TBT", TBT_EDGES, of_class
+        )
+        self._queue = made.histogram("slai.queue.duration", "Arrival to dispatch", QUEUE_EDGES, of_class)
+        self._requests = made.counter("slai.requests", "Generation requests by outcome", ("class", "outcome"))
+        self._reasons = made.counter("slai.failures", "Requests refused or failed, by reason", ("reason",))
+        self._access = made.counter("slai.access.refusals", "Requests not let in, by reason", ("reason",))
+        self._deadlines = made.counter(
+            "slai.deadlines", "Deadlines that fell due, by kind: ttft or tbt", ("class", "kind")
+        )
+        self._misses = made.counter("slai.deadline.misses", "Deadlines missed, by kind: ttft or tbt", ("class", "kind"))
+        self._tokens = made.counter("slai.tokens", "Prompt and output tokens of ended requests", ("class", "direction"))
+        tbt = made.note(Name("slai.tbt", "Gaps between tokens of all streams", "s", of_class))
+        self.registry.register(TbtCollector(tbt, self._tbt))
+        self._readings.watch(
+            Name("slai.tbt.breaches", "Tokens later than their deadline, by cause", labels=("class", "cause")),
+            lambda: [((*of, why.value), n) for of, tbt in self._tbt.items() for why, n in tbt.causes.items()],
+            counts=True,
+        )
+
+        self._by_engine = Served(made, "engine", ("engine", "model"))
+        self._by_tenant = Served(made, "tenant", ("tenant",))
+        self._tenant_requests = made.counter("slai.tenant.requests", "Requests by tenant", ("tenant", "outcome"))
+        self._tenant_tokens = made.counter("slai.tenant.tokens", "Tokens by tenant", ("tenant", "direction"))
+
+        self._slices = made.counter("slai.slices", "Slices of prompts sent ahead")
+        self._slice_tokens = made.counter("slai.slice.tokens", "New prompt tokens in slices")
+        self._slice_bytes = made.counter("slai.slice.bytes", "Bodies of slices", unit="By")
+        self._slice_hits = made.counter(
+            "slai.slice.prefix.tokens", "Prompt tokens before a slice, by whether it found them cached", ("cached",)
+        )
+        self._releases = made.counter(
+            "slai.releases", "Prompts and slices released, by what made it the time for them", ("what", "cause")
+        )
+        self._decisions = made.histogram("slai.decision.duration", "Time for one decision", DECISION_EDGES)
+        self._lag = made.histogram("slai.loop.lag", "Lateness of the event loop, each tenth of a second", LAG_EDGES)
+        watch_scheduler(self._readings, scheduler)
+        if sizes is not None:
+            watch_sizes(self._readings, sizes, lambda model: self._known_model(model) != OTHER)
+        self.know(class_names, tenant_names)
+
+    def know(self, class_names: Iterable[str], tenant_names: Iterable[str]) -> None:
+        """Take the names of classes and tenants that there are from now on; series of others stay."""
+        self._tenant_names = frozenset(tenant_names)
+        for name in class_names:  # so that the series exist before the first event
+            self._tbt.setdefault((name,), TbtHistogram())
+            for outcome in Outcome:
+                self._requests.labels(name, outcome.value)
+            for kind in ("ttft", "tbt"):
+                self._misses.labels(name, kind)
+                self._deadlines.labels(name, kind)
+
+    def tbt(self, class_name: str) -> TbtHistogram:
+        """The pooled TBT of a configured class."""
+        return self._tbt[class_name,]
+
+    def record(self, report: RequestReport) -> None:
+        """Record a request that has ended."""
+        name = report.request_class.name
+        outcome = report.outcome or Outcome.ENGINE_FAILED
+        completed = outcome is Outcome.COMPLETED and report.ended_at is not None
+        trace = None if report.trace is None else report.trace.exemplar
+        times, model = report.times, self._known_model(report.model)
+        self._requests.labels(name, outcome.value).inc()
+        if report.reason is not None:
+            self._reasons.labels(report.reason).inc()
+        if report.queue_seconds is not None:
+            self._queue.labels(name).observe(report.queue_seconds, trace)
+        for kind, due, missed in report.deadlines():
+            if due:
+                self._deadlines.labels(name, kind).inc(due)
+                self._misses.labels(name, kind).inc(missed)
+        if times.gap_count:
+            self._tbt[name,].exemplify(times.gap_max, trace)
+        if report.engine_id is not None:
+            self._engines.add(report.engine_id)
+            self._by_engine.record((report.engine_id, model), report, trace, completed=completed)
+        if self._tenant_names:
+            self._record_tenant(report, outcome, trace, completed=completed)
+        if not completed:
+            return
+        assert report.ended_at is not None
+        labels = report.operation, "vllm", model, name
+        self._duration.labels(*labels).observe(report.ended_at - report.arrived_at, trace)
+        self._tokens.labels(name, "input").inc(report.prompt_tokens)
+        self._tokens.labels(name, "output").inc(report.output_tokens)
+        if report.ttft_seconds is not None:
+            self._ttft.labels(*labels).observe(report.ttft_seconds, trace)
+        if (mean := times.gap_mean()) is not None:
+            self._tpot.labels(*labels).observe(mean, trace)
+            self._tbt_max.labels(name).observe(times.gap_max, trace)
+            self._tbt_p99.labels(name).observe(times.gap_p99() or 0.0, trace)
+
+    def _record_tenant(
+        self, report: RequestReport, outcome: Outcome, trace: dict[str, str] | None, *, completed: bool
+    ) -> None:
+        tenant = report.tenant if report.tenant in self._tenant_names else OTHER
+        self._tenant_requests.labels(tenant, outcome.value).inc()
+        self._by_tenant.record((tenant,), report, trace, completed=completed)
+        if completed:
+            self._tenant_tokens.labels(tenant, "input").inc(report.prompt_tokens)
+            self._tenant_tokens.labels(tenant, "output").inc(report.output_tokens)
+
+    def record_access_refusal(self, reason: str) -> None:
+        """Record a request that an API key, or the want of one, kept out."""
+        self._access.labels(str(reason)).inc()
+
+    def record_decision(self, event: type[Event] | None, actions: list[Action], seconds: float | None) -> None:
+        """Record what the scheduler made of an event (``None``: its timer), and how long that took if it was timed."""
+        if seconds is not None:
+            self._decisions.observe(seconds)
+        for action in actions:
+            if isinstance(action, Dispatch | Slice):
+                what = "prompt" if isinstance(action, Dispatch) else "slice"
+                self._releases.labels(what, _CAUSES.get(event, _ENGINE)).inc()
+
+    def record_lag(self, seconds: float) -> None:
+        """Record how late the event loop was."""
+        self._lag.observe(seconds)
+
+    def record_slice(self, tokens: int, before: int, cached: int | None, size_bytes: int) -> None:
+        """Record a slice of ``tokens`` new tokens after ``before`` others, of which the engine found ``cached``."""
+        self._slices.inc()
+        self._slice_bytes.inc(size_bytes)
+        self._slice_tokens.inc(tokens)
+        if before and cached is not None:
+            hit = min(before, cached)
+            self._slice_hits.labels("yes").inc(hit)
+            self._slice_hits.labels("no").inc(before - hit)
+
+    def watch(self, name: str, description: str, read: Callable[[], Mapping[str, float]], label: str) -> None:
+        """Tell whenever somebody scrapes what has been counted, by the values of one ``label``."""
+        told = Name(name, description, labels=(label,))
+        self._readings.watch(told, lambda: [((of,), value) for of, value in read().items()], counts=True)
+
+    def watch_gauge(self, name: str, description: str, read: Callable[[], float]) -> None:
+        """Tell whenever somebody scrapes how large something is."""
+        self._readings.watch(Name(name, description), lambda: [((), read())])
+
+    def watch_sources(self, read: Callable[[], Iterable[tuple[str, bool, int]]]) -> None:
+        """Show the sources of engines that ``read`` gives: name, whether it tells at present, engines known by it."""
+        up = Name("slai.discovery.up", "1 if the source of engines tells at present", labels=("source",))
+        engines = Name("slai.discovery.engines", "Engines that the source has told", labels=("source",))
+        self._readings.watch(up, lambda: [((source,), tells) for source, tells, _ in read()])
+        self._readings.watch(engines, lambda: [((source,), known) for source, _, known in read()])
+
+    def names(self) -> dict[str, Name]:
+        """The metrics that are ours, by Prometheus' names without ``_total``."""
+        return {name.prometheus: name for name in (*self._instruments.names, *self._readings.names())}
+
+    def collect(self) -> list[Metric]:
+        """Return what all metrics are now; to be called where the scheduler runs."""
+        self._forget_gone_engines()
+        families = list(self.registry.collect())
+        for family in families:  # when a series began tells nobody anything, and there would be one for each
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+        return families
+
+    def exposition(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return exposed(self.collect())[0]
+
+    def _forget_gone_engines(self) -> None:
+        """Drop the series of engines that are no more: where pods come and go there would be ever more."""
+        for engine_id in self._engines - {engine.id for engine in self._scheduler.engines}:
+            self._by_engine.forget(engine_id)
+            self._engines.discard(engine_id)
+
+    def _known_model(self, model: str) -> str:
+        return model if any(model in e.models for e in self._scheduler.engines) else OTHER
