@@ -56,6 +56,16 @@ def rate(metric: str, by: str, legend: str = "", where: str = "") -> Query:
     )
 
 
+def kept(of: str) -> tuple[Query, ...]:
+    """Shares of the deadlines that fell due and were kept, by engine or tenant."""
+
+    def per_second(what: str) -> str:
+        return f"sum by ({of}, kind) (rate(slai_{of}_{what}_total[{WINDOW}]))"
+
+    share = f"1 - {per_second('deadline_misses')} / ({per_second('deadlines')} > 0)"
+    return (Query(share, f"{{{{{of}}}}} {{{{kind}}}}"),)
+
+
 def per_engine(metric: str) -> Query:
     return Query(metric, "{{engine}}")
 
@@ -226,6 +236,35 @@ ENGINES = Board(
             ),
         ),
         (
+            "Served",
+            (
+                Panel(
+                    "Deadlines kept",
+                    "Share of the deadlines that fell due at an engine and were kept: first tokens (ttft), gaps (tbt).",
+                    RATIO,
+                    kept("engine"),
+                ),
+                Panel(
+                    "Time to first token",
+                    "From arrival to first token, by the engine that gave it.",
+                    SECONDS,
+                    quantiles("slai_engine_time_to_first_token_seconds", "engine"),
+                ),
+                Panel(
+                    "Time between tokens",
+                    "Gaps between tokens of streams that have ended, by engine: is one slower than the others?",
+                    SECONDS,
+                    quantiles("slai_engine_tbt_seconds", "engine"),
+                ),
+                Panel(
+                    "Mean time between tokens",
+                    "Of each completed request (TPOT), by engine.",
+                    SECONDS,
+                    quantiles("slai_engine_time_per_output_token_seconds", "engine"),
+                ),
+            ),
+        ),
+        (
             "Memory",
             (
                 Panel(
@@ -305,6 +344,15 @@ SCHEDULING = Board(
                     ),
                 ),
                 Panel(
+                    "Releases, by what made it the time",
+                    "Whole prompts and slices of them released, by the event that let them go: arrival (of the request itself, "
+                    "or of another), step (a token told that an engine's step had ended), end (of another request), slice, "
+                    "timer, turned_away, or engine (it came up, or told of its state).",
+                    PER_SECOND,
+                    (rate("slai_releases_total", "what, cause"),),
+                    stacked=True,
+                ),
+                Panel(
                     "Harmful releases",
                     "Prompts released although they were to overrun a TBT deadline, as no engine could have spared it (policy slai).",
                     PER_SECOND,
@@ -347,6 +395,42 @@ PROXY = Board(
                     PLAIN,
                     (Query("slai_config_last_reload_successful", "holds"),),
                     stat=True,
+                ),
+            ),
+        ),
+        (
+            "Loop",
+            (
+                Panel(
+                    "Lag of the event loop",
+                    "How late timers are, looked at ten times a second: whatever holds up the loop holds up every token. "
+                    "A millisecond is its clock's.",
+                    SECONDS,
+                    tuple(
+                        Query(
+                            f"histogram_quantile({q}, sum by (le) (rate(slai_loop_lag_seconds_bucket[{WINDOW}])))",
+                            f"p{q * 100:g}",
+                        )
+                        for q in (0.5, 0.99)
+                    ),
+                ),
+                Panel(
+                    "Time of a decision",
+                    "How long the scheduler thinks about an event (arrivals, ends, timers; tokens are not timed).",
+                    SECONDS,
+                    tuple(
+                        Query(
+                            f"histogram_quantile({q}, sum by (le) (rate(slai_decision_duration_seconds_bucket[{WINDOW}])))",
+                            f"p{q * 100:g}",
+                        )
+                        for q in (0.5, 0.99)
+                    ),
+                ),
+                Panel(
+                    "Open streams",
+                    "Streams past their first token, and all requests at engines.",
+                    PLAIN,
+                    (Query("slai_streams", "streams"), Query("sum(slai_engine_requests)", "requests at engines")),
                 ),
             ),
         ),
@@ -397,6 +481,29 @@ TENANTS = Board(
                     "From arrival to first token, by tenant: is one held up by another?",
                     SECONDS,
                     quantiles("slai_tenant_time_to_first_token_seconds", "tenant"),
+                ),
+            ),
+        ),
+        (
+            "Promises",
+            (
+                Panel(
+                    "Deadlines kept",
+                    "Share of a tenant's deadlines that fell due and were kept: first tokens (ttft), gaps between tokens (tbt).",
+                    RATIO,
+                    kept("tenant"),
+                ),
+                Panel(
+                    "Time between tokens",
+                    "Gaps between tokens of streams that have ended, by tenant.",
+                    SECONDS,
+                    quantiles("slai_tenant_tbt_seconds", "tenant"),
+                ),
+                Panel(
+                    "Time in the queue",
+                    "From arrival to dispatch, by tenant.",
+                    SECONDS,
+                    quantiles("slai_tenant_queue_duration_seconds", "tenant"),
                 ),
             ),
         ),
