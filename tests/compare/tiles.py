@@ -13,11 +13,8 @@ import json
 import os
 import re
 import shlex
-import signal
-import socket
 import sys
-import tempfile
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -27,6 +24,7 @@ from urllib.request import urlopen
 from rich.console import Console
 from rich.table import Table
 
+from compare.engines import PLUGINS, SMALL, engine_counts, engine_for
 from loadgen import eventloop
 from loadgen.children import ChildError, running
 from loadgen.load_arguments import add_load_arguments, plan_load, positive
@@ -38,17 +36,13 @@ from proxy.core.request import RequestClass
 from proxy.sim.workload import ClassShare, TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
     from proxy.sim.records import RequestRecord
 
 SIDES = ("direct", "direct-small", "gate", "tiles")
-_PLUGINS = {"plugin-slai": "slai", "plugin-deadline": "deadline"}
-"""Sides whose engine has our scheduler; SLAI leaves the budget as it is, so it gets the small one."""
-_SMALL = {"direct-small", "gate", "plugin-slai"}
-_PROXY = {"gate": [], "tiles": ["--tiles"]}
+_PROXY = {"gate": [], "tiles": ["--tiles"], "gate-plugin": []}
 _SENT = ("slai_slice_tokens_total", "slai_slice_prefix_tokens_total")
-_PATIENCE_SECONDS = 30.0
 _COMMAND = "python -m vllm.entrypoints.openai.api_server --model MODEL --port {port} --max-num-batched-tokens {budget}"
 
 
@@ -69,19 +63,30 @@ class Figures:
     hit_rate: float | None = None
     """Share of what earlier slices had brought that the engine found cached."""
     prompt_tokens: int = 0
+    rate: float | None = None
     load_average: tuple[float, ...] = ()
     measured: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     """The proxy's own, of engines and slices."""
+    engine: dict[str, float] = field(default_factory=dict)
+    """What the engine has counted meanwhile: preemptions, steps, decodes held back."""
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
+    parser = make_parser("compare.tiles", __doc__ or "")
+    args = parser.parse_args(argv)
+    check(args, parser)
+    return args
+
+
+def make_parser(name: str, about: str) -> argparse.ArgumentParser:
+    """Return a parser for what is compared, where and how; ``check`` is to look at what it finds."""
     parser = argparse.ArgumentParser(
-        prog="compare_tiles",
-        description=__doc__,
+        prog=name,
+        description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"example:\n  PYTHONPATH=tests python -m compare.tiles --json out.json --engine '{_COMMAND}'\n",
+        epilog=f"example:\n  python -m {name} --json out.json --engine '{_COMMAND}'\n",
     )
     where = parser.add_argument_group("engines")
     where.add_argument(
@@ -102,8 +107,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     how.add_argument(
         "--sides",
         default=",".join(SIDES),
-        help=f"which to compare: {', '.join((*SIDES, *_PLUGINS))} (default: {','.join(SIDES)}); the last two are "
-        "our scheduler in the engine, which needs --engine and a vLLM that can import this project (PYTHONPATH=.)",
+        help=f"which to compare: {', '.join((*SIDES, *PLUGINS))} (default: {','.join(SIDES)}); the last three have "
+        "our scheduler in the engine, which needs --engine; the last one the proxy before it as well",
     )
     how.add_argument(
         "--rounds", type=int, default=3, help="each side once per round, on requests of its own (default: 3)"
@@ -113,13 +118,17 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add_load_arguments(parser)
     # A small model on a CPU: ShareGPT prompts at a third of their length, short answers.
     parser.set_defaults(requests=80, scale_lengths=1 / 3, max_output_tokens=60)
-    args = parser.parse_args(argv)
+    return parser
+
+
+def check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Fill in what was left out, and end with a message where something makes no sense."""
     args.sides = args.sides.split(",")
-    if unknown := set(args.sides) - set(SIDES) - set(_PLUGINS):
-        parser.error(f"--sides: no {', '.join(sorted(unknown))}; there are {', '.join((*SIDES, *_PLUGINS))}")
-    if not args.engine and set(args.sides) & set(_PLUGINS):
+    if unknown := set(args.sides) - set(SIDES) - set(PLUGINS):
+        parser.error(f"--sides: no {', '.join(sorted(unknown))}; there are {', '.join((*SIDES, *PLUGINS))}")
+    if not args.engine and set(args.sides) & set(PLUGINS):
         parser.error("--engine is needed for an engine with our scheduler inside")
-    needed = {"small" if side in _SMALL else "large" for side in args.sides}
+    needed = {"small" if side in SMALL else "large" for side in args.sides}
     if not args.engine and (missing := [f"--{name}" for name in sorted(needed) if getattr(args, name) is None]):
         parser.error(f"--engine, or else {' and '.join(missing)}, is needed")
     if args.rate is None and args.concurrency is None:
@@ -127,7 +136,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if args.classes is None:
         strict, relaxed = RequestClass("strict", tbt_seconds=0.3), RequestClass("relaxed", tbt_seconds=1.5)
         args.classes = [ClassShare(strict, 0.15), ClassShare(relaxed, 0.85)]
-    return args
 
 
 def figures(records: Sequence[RequestRecord], side: str, number: int, strictest: RequestClass) -> Figures:
@@ -150,6 +158,11 @@ def figures(records: Sequence[RequestRecord], side: str, number: int, strictest:
         prompt_tokens=sum(r.request.prompt_tokens for r in records),
         measured=measured,
     )
+
+
+def tightest(classes: Sequence[ClassShare]) -> RequestClass:
+    """The class whose TBT is judged."""
+    return min((c.request_class for c in classes), key=lambda c: c.tbt_seconds or float("inf"))
 
 
 def read_metrics(exposition: str) -> dict[str, float]:
@@ -181,77 +194,32 @@ def costs(runs: Sequence[Figures]) -> list[str]:
     lines = [f"slices: {per_slice:.1f} per request; {sent / prompts:.1f} tokens in them for each of a prompt"]
     per_request = {
         side: sum(run.metrics.get("process_cpu_seconds_total", 0.0) for run in own) / sum(run.requests for run in own)
-        for side in _PROXY
+        for side in ("gate", "tiles")
         if (own := [run for run in runs if run.side == side])
     }
-    if len(per_request) == len(_PROXY):
+    if len(per_request) == 2:
         more = (per_request["tiles"] - per_request["gate"]) * sum(run.requests for run in sliced) / slices
         told = ", ".join(f"{side} {1e3 * seconds:.1f} ms" for side, seconds in per_request.items())
         lines.append(f"CPU of the proxy, start included: {told} per request; {1e3 * more:.2f} ms more per slice")
     return lines
 
 
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
-
-
-@asynccontextmanager
-async def engine_for(side: str, args: argparse.Namespace) -> AsyncIterator[tuple[str, int]]:
-    """The address and the token budget of the engine that a side talks to."""
-    budget = args.small_budget if side in _SMALL else args.large_budget
-    url = args.small if side in _SMALL else args.large
-    if url is not None:
-        yield url.rstrip("/"), budget
-        return
-    port = _free_port()
-    command = [word.replace("{port}", str(port)).replace("{budget}", str(budget)) for word in shlex.split(args.engine)]
-    if side in _PLUGINS:
-        settings = {"slai": {"policy": _PLUGINS[side]}}
-        command += [
-            "--scheduler-cls",
-            "proxy.vllm_plugin.scheduler.scheduler",
-            "--additional-config",
-            json.dumps(settings),
-        ]
-    with tempfile.TemporaryFile() as said:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
-        )
-        try:
-            ready = asyncio.ensure_future(wait_until_ready([f"http://127.0.0.1:{port}"], patience_seconds=args.wait))
-            ended = asyncio.ensure_future(process.wait())
-            await asyncio.wait((ready, ended), return_when=asyncio.FIRST_COMPLETED)
-            if not ready.done() or ready.exception() is not None:
-                ready.cancel()
-                said.seek(0)
-                raise ChildError(
-                    f"the engine did not come up; its last words:\n{said.read()[-3000:].decode('utf-8', 'replace')}"
-                )
-            yield f"http://127.0.0.1:{port}", budget
-        finally:
-            await _stop(process)
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End an engine with all the processes that it started, which are of its session."""
-    for number in (signal.SIGINT, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                await process.wait()
-    await process.wait()
-
-
 async def run_side(side: str, number: int, args: argparse.Namespace, notes: Console) -> Figures:
     """Measure one side in one round: every side of a round gets the same requests at the same times."""
+    async with engine_for(side, args) as engine:
+        return await measure_side(side, number, engine, args, notes)
+
+
+async def measure_side(
+    side: str, number: int, on: tuple[str, int], args: argparse.Namespace, notes: Console
+) -> Figures:
+    """As ``run_side``, over an engine that runs already: its address and its token budget."""
     async with AsyncExitStack() as stack:
-        url, budget = await stack.enter_async_context(engine_for(side, args))
+        engine, budget = on
+        url = engine
+        before = await asyncio.to_thread(engine_counts, engine)
         if side in _PROXY:
-            words = ["proxy", "serve", "--engines", url, "--port", "0", "--log-level", "warning"]
+            words = ["proxy", "serve", "--engines", engine, "--port", "0", "--log-level", "warning"]
             words += ["--token-budget", str(budget), "--max-num-seqs", str(args.max_num_seqs)]
             words += [*_PROXY[side], *shlex.split(args.proxy_flags)]
             child = await stack.enter_async_context(running("the proxy", words, address=r"listens on (http://\S+)"))
@@ -262,9 +230,11 @@ async def run_side(side: str, number: int, args: argparse.Namespace, notes: Cons
         loads = os.getloadavg()
         with open_display(notes) as display:
             records = await run_workload(planned.schedule.requests, [url], model=model, progress=display)
-        strictest = min((c.request_class for c in args.classes), key=lambda c: c.tbt_seconds or float("inf"))
-        found = figures(records, side, number, strictest)
+        found = figures(records, side, number, tightest(args.classes))
+        found.rate = None if args.rate is None else args.rate.single
         found.load_average = (*loads[:1], *os.getloadavg()[:1])
+        counts = await asyncio.to_thread(engine_counts, engine)
+        found.engine = {name: value - before.get(name, 0.0) for name, value in counts.items()}
         if side in _PROXY:
             with await asyncio.to_thread(urlopen, f"{url}/metrics") as answer:
                 found.metrics = read_metrics(answer.read().decode())

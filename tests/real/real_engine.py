@@ -1,5 +1,6 @@
 """A vLLM server as a process of its own."""
 
+import json
 import os
 import signal
 import socket
@@ -8,6 +9,7 @@ import time
 from pathlib import Path
 
 import httpx
+from plugin_path import SCHEDULER, plugin_path
 
 FLAGS = {
     "--served-model-name": "tiny",
@@ -28,7 +30,10 @@ _START_SECONDS = 240.0
 class RealEngine:
     """Starts, asks, kills and restarts it."""
 
-    def __init__(self, venv: Path, model: Path, log: Path) -> None:
+    def __init__(
+        self, venv: Path, model: Path, log: Path, *more: str, plugin: str | None = None, **settings: float
+    ) -> None:
+        """``more`` flags come after ``FLAGS``; ``plugin``: a policy of ours that it is to schedule by, and settings."""
         self._command = [
             str(venv / "bin" / "python"),
             "-m",
@@ -37,6 +42,12 @@ class RealEngine:
             str(model),
         ]
         self._log = log
+        self._more = list(more)
+        self._path: str | None = None
+        if plugin is not None:
+            self._path = plugin_path(log.parent / "installed")
+            told = json.dumps({"slai": {"policy": plugin, **settings}})
+            self._more += ["--scheduler-cls", SCHEDULER, "--additional-config", told]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -52,8 +63,10 @@ class RealEngine:
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
         }
+        if self._path is not None:
+            environment["PYTHONPATH"] = self._path
         command = [*self._command, "--host", "127.0.0.1", "--port", str(self.port), *SWITCHES]
-        command += [word for pair in FLAGS.items() for word in pair]
+        command += [*(word for pair in FLAGS.items() for word in pair), *self._more]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, start_new_session=True, cwd=self._log.parent
@@ -72,13 +85,20 @@ class RealEngine:
 
     def running(self) -> int:
         """How many requests it works on or has waiting, by its own account."""
+        return int(self.figure("vllm:num_requests_running") + self.figure("vllm:num_requests_waiting{"))
+
+    def figure(self, name: str) -> float:
+        """The sum of the samples in its metrics that begin so."""
         text = httpx.get(f"{self.url}/metrics", timeout=5.0, trust_env=False).text
-        lines = [
-            line
-            for line in text.splitlines()
-            if line.startswith(("vllm:num_requests_running", "vllm:num_requests_waiting{"))
-        ]
-        return int(sum(float(line.rpartition(" ")[2]) for line in lines))
+        return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
+
+    def alive(self) -> bool:
+        """Whether its process has not ended by itself."""
+        return self._process is not None and self._process.poll() is None
+
+    def said(self) -> str:
+        """What it has written so far."""
+        return self._log.read_text(errors="replace")
 
     def kill(self) -> None:
         """End all of its processes at once, as a crash does."""
