@@ -111,7 +111,7 @@ async def run(name: str, policy: str | None, asked: list[Asked], args: argparse.
                 best = [sorted(top.values(), reverse=True) for top in told["top_logprobs"]]
                 return Said(tuple(told["tokens"]), tuple(two[0] - two[1] for two in best))
 
-            connections = aiohttp.TCPConnector(limit=0)
+            connections = aiohttp.TCPConnector(limit=0, force_close=True)
             timeout = aiohttp.ClientTimeout(total=600)
             async with aiohttp.ClientSession(connector=connections, timeout=timeout) as session:
                 found = Run(name, await asyncio.gather(*(send(session, request) for request in asked)))
