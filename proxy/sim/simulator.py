@@ -123,6 +123,8 @@ class _Run:
         self.starved_steps = 0
         self._unfinished = len(workload)
         self._scheduler = scheduler
+        plugin = plugin_of(config.engine.scheduler)
+        self._tells_deadlines = plugin is not None and plugin.takes_deadlines  # as the proxy does, to those alone
         self._on_action = on_action
         self._retries = config.retries
         self._hold_above = config.hold_above if scheduler is None else None
@@ -136,7 +138,7 @@ class _Run:
         for request in workload:
             self.clock.at(microseconds(request.at_seconds), self._arrive, request)
         if scheduler is not None:
-            limits, plugin = limits_of(config.engine), plugin_of(config.engine.scheduler)
+            limits = limits_of(config.engine)
             for engine_id in self.engines:
                 self._perform(scheduler.handle(EngineUp(engine_id, limits, plugin=plugin), 0.0))
             self._report_us = microseconds(config.report_seconds)
@@ -256,7 +258,10 @@ class _Run:
                     record.on_queued(self.clock.now - (record.sent_at or 0.0))
                     content = request.prefix or request_id
                     sizes = request.prompt_tokens, request.output_tokens
-                    self.engines[engine_id].send(Prompt(request_id, *sizes, content, common=request.prefix_tokens))
+                    tbt_seconds = request.request_class.tbt_seconds if self._tells_deadlines else None
+                    self.engines[engine_id].send(
+                        Prompt(request_id, *sizes, content, tbt_seconds, common=request.prefix_tokens)
+                    )
                 case Slice(request_id, engine_id, tokens, _, _):
                     self._slices[action.slice_id] = action
                     self.engines[engine_id].send(Prompt(action.slice_id, tokens, 1, request_id))

@@ -7,7 +7,7 @@ from proxy.core.stepplan import EngineState, StepPlan, StepPolicy
 from proxy.sim.engine import EngineConfig, SimulatedEngine
 from proxy.sim.policies import PolicyOptions, find_policy
 from proxy.sim.schedulers.plugin import PluginScheduler
-from proxy.sim.simulator import SimulationConfig, simulate
+from proxy.sim.simulator import SimulationConfig, SimulationResult, simulate
 from proxy.sim.workload import draw_workload, sharegpt_like
 
 
@@ -62,3 +62,25 @@ def test_the_plugin_keeps_tight_deadlines_of_99_tokens_in_100_near_saturation(se
     assert all(record.completed for record in result.records)
     tight = [gap for r in result.records if r.request.request_class.name == "strict" for gap in r.gaps]
     assert np.percentile(tight, 99) < 0.1
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_with_the_proxy_in_front_it_keeps_them_too_and_the_proxy_keeps_its_queue_short(seed: int) -> None:
+    """It is told each request's deadline, and whom it would let pass it has at once."""
+    requests = draw_workload(sharegpt_like(), rate=1.7, requests=200, seed=seed)
+    results = {}
+    for name in ("plugin-deadline", "gate-plugin-deadline"):
+        policy = find_policy(name)
+        results[name] = simulate(
+            requests, policy.simulation(SimulationConfig(), seed), policy.scheduler(PolicyOptions())
+        )
+    gated, alone = results["gate-plugin-deadline"], results["plugin-deadline"]
+    assert all(record.completed for record in gated.records)
+    tight = [gap for r in gated.records if r.request.request_class.name == "strict" for gap in r.gaps]
+    assert np.percentile(tight, 99) < 0.1
+    assert np.percentile(gated.engine_queue_seconds, 95) < 0.8 * np.percentile(alone.engine_queue_seconds, 95)
+    assert ttft(gated) < 1.1 * ttft(alone)
+
+
+def ttft(result: SimulationResult) -> float:
+    return float(np.median([r.ttft_seconds for r in result.records]))
