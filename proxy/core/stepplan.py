@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import log
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from proxy.core.stepmodel import StepLoad
@@ -37,6 +38,8 @@ _WORTH = 0.05
 _CLOCK_SECONDS = 0.002
 """What a step may take longer than any model can know."""
 _MOSTLY = 0.75
+_DUE_AT = itemgetter(1)
+"""Of a ``Decode``."""
 
 
 class Decode(NamedTuple):
@@ -181,17 +184,18 @@ class Deadline:
             return StepPlan(state.token_budget, order=names)
         held: frozenset[str] = frozenset()
         prompts = sorted([*state.begun, *entering], key=self.order)
-        tokens = self._fitting(state, state.decodes, prompts)
+        everybody = running = _added_up(state.decodes)
+        tokens = self._fitting(state, everybody, prompts)
         if tokens < ready and state.kv_usage < _KV_PRESSURE and self.model.steps >= _YOUNG_STEPS:
-            patient = self._patient(state, tokens)
-            running = [d for d in state.decodes if d.id not in patient]
-            enlarged = self._fitting(state, running, prompts)
-            if patient and enlarged >= (1 + _WORTH) * tokens:
-                held, tokens = patient, enlarged
-                if tokens > ready:  # not all of them have to wait for that
-                    held, tokens = self._fewest(state, patient, prompts, ready), ready
-        running = [d for d in state.decodes if d.id not in held]
-        decoded = sum(d.tokens for d in running)
+            patient = self._patient(state, everybody, tokens)
+            if patient:
+                hurried = _added_up(d for d in state.decodes if d.id not in patient)
+                enlarged = self._fitting(state, hurried, prompts)
+                if enlarged >= (1 + _WORTH) * tokens:
+                    held, tokens, running = patient, enlarged, hurried
+                    if tokens > ready:  # not all of them have to wait for that
+                        held, tokens = self._fewest(state, patient, prompts, ready), ready
+                        running = _added_up(d for d in state.decodes if d.id not in held)
         while True:
             passed, chunk = self._pass(state, entering, tokens)
             # The engine's order is another one than that by which the tokens were counted.
@@ -200,7 +204,7 @@ class Deadline:
             if fitting >= tokens:
                 break
             tokens = min(fitting, tokens - tokens // 64)  # by steps that end soon
-        return StepPlan(min(state.token_budget, decoded + tokens), held | passed, names, chunk)
+        return StepPlan(min(state.token_budget, running.tokens + tokens), held | passed, names, chunk)
 
     def _fewest(
         self, state: EngineState, patient: frozenset[str], prompts: Sequence[Prompt], tokens: int
@@ -211,23 +215,23 @@ class Deadline:
         low, high = 0, len(others)
         while low < high:
             middle = (low + high + 1) // 2
-            if self._fitting(state, running + others[:middle], prompts) >= tokens:
+            if self._fitting(state, _added_up(running + others[:middle]), prompts) >= tokens:
                 low = middle
             else:
                 high = middle - 1
         return frozenset(d.id for d in others[low:])
 
-    def _fitting(self, state: EngineState, decodes: Sequence[Decode], prompts: Sequence[Prompt], chunk: int = 0) -> int:
+    def _fitting(self, state: EngineState, decodes: _Sum, prompts: Sequence[Prompt], chunk: int = 0) -> int:
         """Tokens of these prompts, in this order, that may go with these decodes for every one of all to be in time."""
-        most = state.token_budget - sum(d.tokens for d in decodes)
+        most = state.token_budget - decodes.tokens
         least = max(1, min(self.least_tokens, most))
         if not state.decodes:
             return max(1, most)
         if self.model.steps < _YOUNG_STEPS:
             return max(least, min(self.young_tokens, most))
         # A step composed ahead ends one step later than the clock now says.
-        seconds = min(d.due_at for d in state.decodes) - state.now
-        base = StepLoad(0, len(decodes), sum(d.context for d in decodes))
+        seconds = min(map(_DUE_AT, state.decodes)) - state.now
+        base = StepLoad(0, decodes.number, decodes.context)
         seconds -= state.steps_ahead * self.model.predict(base)
         seconds = min(seconds - _CLOCK_SECONDS, seconds / (1.0 + self.model.prompt_errors.p99))
         return max(least, min(most, self._tokens_within(seconds, base, prompts, chunk)))
@@ -247,9 +251,9 @@ class Deadline:
             )
         return total + self.model.prefill_tokens_within(seconds, load, 0)
 
-    def _patient(self, state: EngineState, tokens: int) -> frozenset[str]:
-        """The decodes whose tokens are still in time if they run in the step after this one."""
-        load = StepLoad(tokens, len(state.decodes), sum(d.context for d in state.decodes), 0.0, 1)
+    def _patient(self, state: EngineState, decodes: _Sum, tokens: int) -> frozenset[str]:
+        """The decodes whose tokens are still in time if they run in the step after this one; ``decodes``: all."""
+        load = StepLoad(tokens, decodes.number, decodes.context, 0.0, 1)
         two_steps = (2 + state.steps_ahead) * (self.model.predict(load) + self.model.margin_seconds(load))
         return frozenset(d.id for d in state.decodes if d.due_at - state.now > two_steps)
 
@@ -270,6 +274,23 @@ class Deadline:
         if wanted >= _MOSTLY * tokens:
             return frozenset(p.id for p in state.begun), 0
         return frozenset(p.id for p in by_order[1:]), max(tokens - wanted, *(p.remaining for p in passing))
+
+
+class _Sum(NamedTuple):
+    """Some decodes, added up."""
+
+    number: int
+    tokens: int
+    context: int
+
+
+def _added_up(decodes: Iterable[Decode]) -> _Sum:
+    number = tokens = context = 0
+    for _, _, of_one, worked_on in decodes:
+        number += 1
+        tokens += worked_on
+        context += of_one
+    return _Sum(number, tokens, context)
 
 
 def admissible(state: EngineState, ordered: Iterable[Prompt]) -> list[Prompt]:
