@@ -111,8 +111,9 @@ class StepPlanning(_Base):
         _log.info("slai schedules: %s", self._slai)
         if not self._tells:
             _log.warning(
-                "slai is on the path, but not installed here or not in VLLM_PLUGINS: /metrics do not tell of it, and "
-                "a proxy takes this engine for a stock one (pip install --no-deps slai-proxy)"
+                "slai is here, but vLLM does not find its entry point: /metrics do not tell of it, and a proxy takes "
+                "this engine for a stock one. Install the package (pip install --no-deps slai-proxy), or put its "
+                "proxy/vllm_plugin/on_path on PYTHONPATH as well; VLLM_PLUGINS, if set, must name slai"
             )
 
     # -- what vLLM calls --

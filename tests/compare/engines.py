@@ -11,11 +11,10 @@ import signal
 import socket
 import tempfile
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
-from plugin_path import SCHEDULER, plugin_path
+from plugin_path import PATH, SCHEDULER
 
 from loadgen.children import ChildError
 from loadgen.runner import wait_until_ready
@@ -48,11 +47,11 @@ async def engine_for(side: str, args: argparse.Namespace) -> AsyncIterator[tuple
     port = _free_port()
     command = [word.replace("{port}", str(port)).replace("{budget}", str(budget)) for word in shlex.split(args.engine)]
     environment = dict(os.environ)
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryDirectory() as installed:
+    with tempfile.TemporaryFile() as said:
         if side in PLUGINS:
             settings = json.dumps({"slai": {"policy": PLUGINS[side]}})
             command += ["--scheduler-cls", SCHEDULER, "--additional-config", settings]
-            environment["PYTHONPATH"] = plugin_path(Path(installed))
+            environment["PYTHONPATH"] = PATH
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,

@@ -212,7 +212,8 @@ def test_what_is_secret_is_a_file_and_none_is_in_the_repository() -> None:
 
 def test_the_plugin_is_mounted_where_python_finds_it() -> None:
     found = services(SETS["plugin"])["engine-a"]
-    path = found["environment"]["PYTHONPATH"]
+    path, found_by = found["environment"]["PYTHONPATH"].split(":")
+    assert (ROOT / found_by.removeprefix(f"{path}/")).is_dir()
     assert f"../proxy:{path}/proxy:ro" in found["volumes"]
     (named,) = [arg.partition("=")[2] for arg in found["command"] if arg.startswith("--scheduler-cls=")]
     module, _, attribute = named.rpartition(".")

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
-from plugin_path import SCHEDULER, plugin_path
+from plugin_path import PATH, SCHEDULER
 
 FLAGS = {
     "--served-model-name": "tiny",
@@ -44,9 +44,8 @@ class RealEngine:
         ]
         self._log = log
         self._more = list(more)
-        self._path: str | None = None
+        self._path = None if plugin is None else PATH
         if plugin is not None:
-            self._path = plugin_path(log.parent / "installed")
             told = json.dumps({"slai": {"policy": plugin, **settings}})
             self._more += ["--scheduler-cls", SCHEDULER, "--additional-config", told]
         with socket.socket() as free:

@@ -1,14 +1,17 @@
 """What the plugin tells in vLLM's ``/metrics``, over statistics that stand in for vLLM's."""
 
 import importlib
+import os
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from importlib.metadata import entry_points
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import prometheus_client
 import pytest
+from plugin_path import PATH
 from test_vllm_scheduler import Planned, Request, config
 
 from proxy.core.plugin import PluginPolicy
@@ -66,6 +69,14 @@ class Engine(Planned, Statistics):
 def test_vllm_finds_it() -> None:
     (found,) = entry_points(group="vllm.stat_logger_plugins", name=plugin.ENTRY_POINT)
     assert found.value == "proxy.vllm_plugin.stats:PluginStats"
+
+
+def test_out_of_a_checkout_it_is_found_by_a_folder_on_the_path() -> None:
+    (there,) = metadata.distributions(path=[PATH.split(os.pathsep)[1]])
+    (found,) = there.entry_points
+    assert there.name == "slai-proxy", "installed as well, it is the same plugin"
+    installed = entry_points(group="vllm.stat_logger_plugins", name=plugin.ENTRY_POINT)
+    assert {(e.group, e.name, e.value) for e in installed} == {(found.group, found.name, found.value)}
 
 
 def test_it_is_told_before_the_first_step(stats: Any) -> None:
