@@ -194,6 +194,12 @@ ENGINES = Board(
                 ),
                 Panel("Decodes", "Streams past their first token.", PLAIN, (per_engine("slai_engine_decodes"),)),
                 Panel(
+                    "Queue inside the engine",
+                    "Sequences that wait in the engine itself, by its own word. Kept small, the order is the proxy's.",
+                    PLAIN,
+                    (per_engine("slai_engine_reported_waiting"),),
+                ),
+                Panel(
                     "Backlog",
                     "Prompt tokens released to it and not worked on yet, as the proxy believes.",
                     TOKENS,
@@ -311,6 +317,13 @@ SCHEDULING = Board(
                     (Query("slai_queue_requests", "requests"),),
                 ),
                 Panel("Waiting tokens", "Prompt tokens that wait.", TOKENS, (Query("slai_queue_tokens", "tokens"),)),
+                Panel(
+                    "Longest wait",
+                    "How long whoever waits longest has waited. A prompt counts as half as long after each aging_seconds, and "
+                    "after max_wait_seconds it goes first.",
+                    SECONDS,
+                    (Query("slai_queue_longest_seconds", "longest"),),
+                ),
                 Panel(
                     "Waiting bytes",
                     "Memory of waiting requests' bodies.",

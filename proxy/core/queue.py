@@ -127,6 +127,10 @@ class Backlog:
         """Whether anybody waits for just these engines."""
         return servers in self._queues
 
+    def longest_wait(self, now: float) -> float:
+        """Seconds since the arrival of whoever has waited longest; 0 where nobody waits."""
+        return max((now - queue.oldest.arrived_at for queue in self._queues.values()), default=0.0)
+
     def queues(self) -> list[tuple[Servers, WaitingQueue]]:
         return list(self._queues.items())
 

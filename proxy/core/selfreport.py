@@ -45,6 +45,8 @@ class SelfReports:
         """Sequences that others have given to the engine."""
         self.caution = 0.0
         """Share of the KV cache that stays free beside all else, because the engine has had to preempt."""
+        self.told: EngineReport | None = None
+        """The last one; ``None`` while the engine does not report."""
         self.fresh = False
         """Whether the engine reports at present."""
         self._tokens: int | None = None
@@ -56,7 +58,7 @@ class SelfReports:
     def take(self, report: EngineReport, kv_capacity: int | None, own_kv: int, own_sequences: int, now: float) -> None:
         """Take in a report. ``own_kv``: tokens that our sequences hold by our account, without those still to come."""
         self.caution *= 0.5 ** ((now - self._at) / _CAUTION_HALVING_SECONDS)
-        self._at, self.fresh = now, True
+        self._at, self.fresh, self.told = now, True, report
         if self._preemptions is not None and report.preemptions > self._preemptions:
             # One shortage evicts several sequences, so what counts is that there was one.
             self.caution = min(_CAUTION_MOST, self.caution + _CAUTION_STEP)
@@ -85,5 +87,5 @@ class SelfReports:
 
     def forget(self) -> None:
         """The engine has stopped to report: what it said last is no longer believed, but caution stays."""
-        self.kv_error, self.foreign, self.fresh, self._preemptions = 0.0, 0, False, None
+        self.kv_error, self.foreign, self.fresh, self._preemptions, self.told = 0.0, 0, False, None, None
         self._surplus.clear()

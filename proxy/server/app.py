@@ -143,8 +143,7 @@ def create_app(
             tiles=settings.tiles,
             trust=trust,
         )
-        connections.tell(metrics)
-        access.tell(metrics)
+        _watch(metrics, driver, connections, access)
         discovery = _discover(app, prober, metrics)
         app[PROXY] = Proxy(
             settings,
@@ -245,6 +244,19 @@ def _discover(app: web.Application, prober: Prober, metrics: Metrics) -> Discove
     discovery = Discovery(prober.add, remove)
     metrics.watch_sources(discovery.sources)
     return discovery
+
+
+def _watch(metrics: Metrics, driver: Driver, connections: Connections, access: Access) -> None:
+    """Show what is neither the scheduler's nor a request's."""
+    backlog = driver.scheduler.ledger.backlog
+    metrics.watch_gauge(
+        "slai.queue.longest",
+        "How long whoever waits longest has waited",
+        lambda: backlog.longest_wait(driver.now()),
+        "s",
+    )
+    connections.tell(metrics)
+    access.tell(metrics)
 
 
 async def _generate(request: web.Request) -> web.StreamResponse:

@@ -4,7 +4,7 @@ from typing import ClassVar
 from builders import make_request
 
 from proxy.core.lane import Waiting
-from proxy.core.queue import WaitingQueue
+from proxy.core.queue import Backlog, WaitingQueue
 
 
 def waiting(name: str, key: float, *, arrived_at: float = 0.0, number: int = 0) -> Waiting:
@@ -57,6 +57,14 @@ def test_the_oldest_is_found_whatever_its_key_and_its_number() -> None:
     """One taken back by an engine, or slow to upload, has an old arrival under a young number."""
     queue = queue_of(waiting("a", 1.0, arrived_at=5.0, number=1), waiting("b", 2.0, arrived_at=4.0, number=2))
     assert queue.oldest.request.id == "b"
+
+
+def test_the_longest_wait_is_that_of_the_oldest_of_all_queues() -> None:
+    backlog = Backlog(60.0)
+    assert backlog.longest_wait(9.0) == 0.0
+    for name, key, arrived_at, engine in (("a", 1.0, 4.0, "x"), ("b", 9.0, 3.0, "y"), ("c", 5.0, 5.0, "y")):
+        backlog.push(waiting(name, key, arrived_at=arrived_at), frozenset({engine}))
+    assert backlog.longest_wait(9.0) == 6.0
 
 
 def test_one_is_removed_from_the_middle_and_the_others_keep_their_order() -> None:

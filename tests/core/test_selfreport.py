@@ -68,6 +68,7 @@ def test_what_an_engine_said_is_forgotten_when_it_says_nothing_more() -> None:
     found = told(*[0.3] * 5, running=7)
     assert (found.fresh, found.foreign) == (True, 7)
     found.forget()
+    assert found.told is None
     assert (found.fresh, found.foreign, found.kv_error) == (False, 0, 0)
 
 

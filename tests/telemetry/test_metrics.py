@@ -268,6 +268,9 @@ def test_gauges_show_the_scheduler_at_the_time_of_the_scrape(scheduler: Schedule
     assert found["slai_engine_kv_error_tokens"][engine] > 50
     assert found["slai_engine_kv_caution"] == {engine: 0.02}
     assert found["slai_engine_foreign_requests"] == {engine: 3}
+    assert found["slai_engine_reported_running"] == {engine: 3}
+    assert found["slai_engine_reported_waiting"] == {engine: 1}
+    assert found["slai_engine_reported_kv_usage"] == {engine: 0.5}
 
 
 def test_without_a_deadline_in_flight_there_is_no_slack(metrics: Metrics) -> None:

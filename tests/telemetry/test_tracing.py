@@ -9,9 +9,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from proxy.core.blame import Blame, Cause
 from proxy.core.request import Outcome, RequestClass
 from proxy.telemetry.otlp import TelemetryUnavailableError, otlp
-from proxy.telemetry.report import RequestReport, TokenTimes
+from proxy.telemetry.report import Breach, RequestReport, TokenTimes
 from proxy.telemetry.tracing import Tracing
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -90,6 +91,25 @@ def test_events_have_the_wall_clock_times_of_what_they_tell(tracing: Tracing, ex
         ("dispatched", 1_500_000_000),
         ("first_token", 2_500_000_000),
     ]
+
+
+def test_a_breach_names_whose_prompt_it_was(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
+    report = a_report()
+    blame = Blame(Cause.PREFILL, step_seconds=0.7, prompt_tokens=6000, request_id="17", request_tokens=5500)
+    report.breaches.append(Breach(102.5, 0.75, blame))
+    finish(tracing, report)
+    (event,) = [event for event in only(exporter).events if event.name == "slai.tbt.breach"]
+    assert event.timestamp == 3_500_000_000
+    assert dict(event.attributes or {}) == {
+        "slai.tbt.gap": 0.75,
+        "slai.tbt.deadline": 0.1,
+        "slai.tbt.cause": "prefill",
+        "slai.engine": "http://e0",
+        "slai.step.duration": 0.7,
+        "slai.step.prompt_tokens": 6000,
+        "slai.step.largest_prompt.request.id": "17",
+        "slai.step.largest_prompt.tokens": 5500,
+    }
 
 
 def test_what_never_happened_is_left_out(tracing: Tracing, exporter: InMemorySpanExporter) -> None:

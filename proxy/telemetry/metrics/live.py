@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -124,6 +125,12 @@ def _engine_gauges(scheduler: Scheduler) -> Iterator[tuple[Name, Callable[[Engin
     yield gauge("slai.engine.kv.caution", "Share kept free after preemptions", lambda e: e.reports.caution)
     yield gauge("slai.engine.slice.hit_rate", "Share of earlier slices found cached", lambda e: e.hit_rate.rate)
     yield gauge("slai.engine.foreign.requests", "Sequences that others run on it", lambda e: e.reports.foreign)
+    for name, description in (
+        ("running", "Sequences that it works on, by its own word"),
+        ("waiting", "Sequences that wait in it, by its own word"),
+        ("kv_usage", "Share of its KV cache in use, by its own word"),
+    ):
+        yield gauge(f"slai.engine.reported.{name}", description, partial(_reported, name))
     yield gauge("slai.engine.step.duration", "Usual engine step, as we see it", lambda e: e.step_seconds, "s")
     yield gauge("slai.engine.feedback.duration", "From release to a step", attrgetter("delay.seconds"), "s")
     yield gauge("slai.engine.tbt.slack", "Strictest TBT deadline less step and p95 error", slack_seconds, "s")
@@ -140,6 +147,11 @@ def _engine_gauges(scheduler: Scheduler) -> Iterator[tuple[Name, Callable[[Engin
     for name in (f.name for f in fields(StepCoefficients)):
         term = attrgetter(f"model.coefficients.{name}")
         yield gauge(f"slai.engine.step.model.{name}", f"Step model: seconds, {name.replace('_', ' ')}", term, "s")
+
+
+def _reported(name: str, engine: EngineBelief) -> float | None:
+    told = engine.reports.told
+    return None if told is None else getattr(told, name)
 
 
 def watch_sizes(readings: Readings, sizes: PromptSizes, known_model: Callable[[str], bool]) -> None:

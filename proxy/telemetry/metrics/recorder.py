@@ -214,9 +214,9 @@ class Metrics:
         told = Name(name, description, labels=(label,))
         self._readings.watch(told, lambda: [((of,), value) for of, value in read().items()], counts=True)
 
-    def watch_gauge(self, name: str, description: str, read: Callable[[], float]) -> None:
+    def watch_gauge(self, name: str, description: str, read: Callable[[], float], unit: str = "") -> None:
         """Tell whenever somebody scrapes how large something is."""
-        self._readings.watch(Name(name, description), lambda: [((), read())])
+        self._readings.watch(Name(name, description, unit), lambda: [((), read())])
 
     def watch_sources(self, read: Callable[[], Iterable[tuple[str, bool, int]]]) -> None:
         """Show the sources of engines that ``read`` gives: name, whether it tells at present, engines known by it."""
