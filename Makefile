@@ -79,9 +79,12 @@ contract: $(VENV)/.installed-test  ## Hold the debug port to its own OpenAPI des
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group contract
 	@$(BIN)/python -m pytest tests/server/test_debug_contract.py $(ARGS)
 
-.PHONY: dashboards lock
+.PHONY: dashboards reference lock
 dashboards: $(VENV)/.installed-test  ## Make dashboards/*.json from dashboards/panels.py, and the rules for the Prometheus operator
 	@$(BIN)/python -m dashboards.build
+
+reference: $(VENV)/.installed  ## Make docs/configuration.md and docs/metrics.md from the code
+	@$(BIN)/python -m reference
 
 IMAGE_EXTRAS := dns,k8s,otlp
 lock:  ## Write deploy/constraints.txt anew: the newest versions of all that is in the image

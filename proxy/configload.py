@@ -26,11 +26,8 @@ _TILES_UNUSED = (
     "--tiles has no effect on simulated engines of our own; to try it, start slai-proxy engine --ports 8101,8102"
     " --token-budget 8192, and serve those that it names with its flags and --tiles"
 )
-_ENTRIES = {
-    "classes": ClassSettings.model_fields,
-    "tenants": TenantSettings.model_fields,
-    "keys": KeySettings.model_fields,
-}
+ENTRIES = {"classes": ClassSettings, "tenants": TenantSettings, "keys": KeySettings}
+"""What the entries of settings that are tables may have."""
 
 
 def advice(settings: Settings, sources: Mapping[str, str]) -> list[str]:
@@ -73,7 +70,9 @@ def load_settings(arguments: Sequence[str], program: str, what: str = "") -> tup
     try:
         return Settings(**values), sources
     except ValidationError as error:
-        raise ConfigError(explain(error, sources, file.line, Settings.model_fields, _ENTRIES)) from None
+        raise ConfigError(
+            explain(error, sources, file.line, Settings.model_fields, {n: e.model_fields for n, e in ENTRIES.items()})
+        ) from None
 
 
 def _environment_keys() -> list[str]:

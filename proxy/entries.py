@@ -16,11 +16,14 @@ class ClassSettings(BaseModel):
     one weight share the engines as one, those of another weight get that many times as much while both have to wait.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     ttft_seconds: Seconds | None = None
+    """Deadline of the first token."""
     tbt_seconds: Seconds | None = None
+    """Deadline of each gap between two tokens."""
     weight: Positive = 1.0
+    """Its share beside classes of another weight, while both have to wait."""
     ttft_limit_seconds: Seconds | None = None
     """Who cannot have a first token so soon is refused (503), at once if that can be told."""
 
@@ -28,7 +31,9 @@ class ClassSettings(BaseModel):
 class TenantSettings(BaseModel):
     """One tenant: its share of the engines beside other tenants, and the SHA-256 (hex) of its API keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     weight: Positive = 1.0
+    """Its share beside other tenants."""
     key_sha256: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = ()
+    """SHA-256 of its API keys, in hex."""

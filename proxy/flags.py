@@ -85,15 +85,15 @@ def read_flags(
             )
         else:
             action = "append" if name in repeatable else "store"
-            value = _value(name, field.annotation)
+            value = placeholder(name, field.annotation)
             section.add_argument(
                 flag, dest=name, action=action, default=argparse.SUPPRESS, metavar=value, help=explained
             )
     return vars(parser.parse_args(arguments))
 
 
-def _value(name: str, annotation: Any) -> str:
-    """Return what stands for a flag's value in its help."""
+def placeholder(name: str, annotation: Any) -> str:
+    """Return what stands for a setting's value where it is explained."""
     if get_origin(annotation) is Literal:
         return f"{{{','.join(map(str, get_args(annotation)))}}}"
     if isinstance(annotation, type) and issubclass(annotation, StrEnum):

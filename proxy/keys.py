@@ -29,9 +29,10 @@ Names = tuple[Annotated[str, Field(min_length=1, max_length=256)], ...]
 class KeySettings(BaseModel):
     """One API key: the SHA-256 (hex) of it, whose it is, and what it may use (``None`` and empty: anything)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     sha256: Digest
+    """SHA-256 of the key, in hex."""
     tenant: KeyName | None = None
     """Who shares the engines with the others by it; the key's own name if left out."""
     classes: Names = ()
@@ -39,6 +40,7 @@ class KeySettings(BaseModel):
     models: Names = ()
     """Models that it may use; a ``*`` at the end stands for anything."""
     requests_per_minute: Limit | None = None
+    """A bucket of a minute's worth, full at first."""
     tokens_per_minute: Limit | None = None
     """Prompt and output."""
     concurrency: Limit | None = None

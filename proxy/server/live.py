@@ -73,6 +73,7 @@ def view(proxy: Proxy, chronicle: Chronicle, now: float) -> dict[str, Any]:
     scheduler = proxy.scheduler
     in_flight = list(islice(chronicle.in_flight(), _MOST_LOOKED_AT))
     waiting = [s for s in in_flight if s.stage in (Stage.READING, Stage.WAITING)]
+    waited = _by_class(waiting, now)
     running = [s for s in in_flight if s.stage in (Stage.FIRST_TOKEN, Stage.STREAMING)]
     troubled = (s for s in islice(chronicle.last_ended(), _MOST_LOOKED_AT) if s.missed or _went_wrong(s))
     classes = proxy.settings.request_classes()
@@ -83,6 +84,7 @@ def view(proxy: Proxy, chronicle: Chronicle, now: float) -> dict[str, Any]:
         "waiting_tokens": scheduler.waiting_tokens,
         "in_flight": scheduler.dispatched,
         "outflow": scheduler.outflow_tokens_per_second,
+        "tiles": proxy.settings.tiles,
         "engines": [_engine(engine) for engine in scheduler.engines],
         "classes": [
             {
@@ -91,12 +93,34 @@ def view(proxy: Proxy, chronicle: Chronicle, now: float) -> dict[str, Any]:
                 "ttft": request_class.ttft_seconds,
                 "gaps": sum(proxy.metrics.tbt(name).counts),
                 "late": dict(proxy.metrics.tbt(name).causes),
+                **_waits(waited.get(name, [])),
             }
             for name, request_class in classes.items()
         ],
         "queue": [_waiting(story, now) for story in waiting[:_MOST_ROWS]],
         "streams": sorted((_running(story, now) for story in running), key=_left)[:_MOST_ROWS],
         "troubled": [_ended(story, now) for story in islice(troubled, _MOST_ROWS)],
+    }
+
+
+def _by_class(waiting: list[Story], now: float) -> dict[str, list[tuple[float, int]]]:
+    """For how long who waits has done so, and the length of its prompt."""
+    found: dict[str, list[tuple[float, int]]] = {}
+    for story in waiting:
+        if story.class_name is not None:
+            found.setdefault(story.class_name, []).append((now - story.arrived_at, story.prompt_tokens or 0))
+    return found
+
+
+def _waits(waited: list[tuple[float, int]]) -> dict[str, Any]:
+    if not waited:
+        return {"waiting": 0, "waiting_tokens": 0, "waited_median": None, "waited_longest": None}
+    seconds = sorted(s for s, _ in waited)
+    return {
+        "waiting": len(seconds),
+        "waiting_tokens": sum(tokens for _, tokens in waited),
+        "waited_median": seconds[len(seconds) // 2],
+        "waited_longest": seconds[-1],
     }
 
 
@@ -120,6 +144,9 @@ def _engine(engine: EngineBelief) -> dict[str, Any]:
         "slack": slack_seconds(engine) if engine.outstanding else None,
         "trusted": model.trusted,
         "error": model.prompt_errors.mean if model.trusted else None,
+        "fixed": model.coefficients.fixed,
+        "per_token": model.coefficients.per_prefill_token,
+        "slices_found": engine.hit_rate.rate,
     }
 
 
@@ -129,7 +156,7 @@ def _waiting(story: Story, now: float) -> dict[str, Any]:
         "class": story.class_name,
         "prompt": story.prompt_tokens,
         "waited": now - story.arrived_at,
-        "slices": sum(moment.what == "slice sent" for moment in story.moments),
+        "ahead": max((m.tokens or 0 for m in story.moments if m.what == "slice sent"), default=0),
     }
 
 
