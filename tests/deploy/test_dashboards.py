@@ -85,8 +85,29 @@ def test_every_rule_asks_for_what_there_is_and_every_alert_says_what_to_do() -> 
         for rule in group["rules"]:
             assert names(rule["expr"]) <= there, rule
             if "alert" in rule:
-                assert set(rule["annotations"]) == {"summary", "what_to_do"}
+                assert set(rule["annotations"]) == {"summary", "what_to_do", "runbook"}
                 assert rule["labels"]["severity"] in {"page", "ticket"}
+
+
+def alerts() -> dict[str, dict[str, str]]:
+    return {
+        rule["alert"]: rule["annotations"] for group in RULES["groups"] for rule in group["rules"] if "alert" in rule
+    }
+
+
+def test_every_alert_names_the_section_that_explains_it() -> None:
+    for name, annotations in alerts().items():
+        page, _, anchor = annotations["runbook"].partition("#")
+        headings = re.findall(r"^### (\w+)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+        assert anchor == name.lower()
+        assert name in headings
+    assert set(headings) == set(alerts()), "a section explains what there is not"
+
+
+def test_every_alert_is_seen_to_fire() -> None:
+    tests = yaml.safe_load((ROOT / "deploy/prometheus/rules_test.yml").read_text(encoding="utf-8"))["tests"]
+    cases = [case for test in tests for case in test["alert_rule_test"]]
+    assert {case["alertname"] for case in cases if case["exp_alerts"]} == set(alerts())
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here (Debian: apt install prometheus)")
