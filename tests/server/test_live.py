@@ -52,6 +52,10 @@ async def test_what_runs_and_what_waits_is_shown_without_a_prompt() -> None:
         assert (running["class"], running["tokens"], running["engine"]) == ("relaxed", 1, engine.url)
         assert 0 < running["slack"] <= running["tbt"]
         assert waiting["waited"] > 0
+        by_class = {shown["name"]: shown for shown in shown["classes"]}
+        assert by_class["relaxed"]["waiting"] == 1
+        assert by_class["relaxed"]["waited_longest"] >= waiting["waited"]
+        assert (by_class["strict"]["waiting"], by_class["strict"]["waited_median"]) == (0, None)
         (beheld,) = shown["engines"]
         assert (beheld["condition"], beheld["requests"], beheld["slots"]) == ("healthy", 1, 1)
         assert "canary" not in json.dumps(shown)

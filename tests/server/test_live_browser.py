@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from live_proxy import LiveProxy, live_proxy, until
 from scripted_engine import scripted_engine
@@ -26,6 +27,7 @@ axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="no a
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (Debian: apt install chromium)"),
 ]
 
@@ -59,40 +61,38 @@ class DebugPort:
             await self._runner.cleanup()
 
 
-@asynccontextmanager
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def browser() -> AsyncIterator[Any]:
     async with api.async_playwright() as playwright:
         made = await playwright.chromium.launch(
             executable_path=CHROMIUM,
             args=["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"],
         )
-        try:
-            yield made
-        finally:
-            await made.close()
+        yield made
+        await made.close()
 
 
 @asynccontextmanager
 async def watched(
-    proxy: LiveProxy, *, viewport: dict[str, int] = DESKTOP, **context: Any
+    browser: Any, proxy: LiveProxy, *, viewport: dict[str, int] = DESKTOP, **context: Any
 ) -> AsyncIterator[tuple[Page, DebugPort]]:
     """The page of a proxy. It asks nobody else, and nothing goes wrong in it."""
     port = DebugPort(proxy)
     await port.open()
+    within = await browser.new_context(viewport=viewport, **context)
     try:
-        async with browser() as made:
-            within = await made.new_context(viewport=viewport, **context)
-            page = await within.new_page()
-            asked: list[str] = []
-            wrong: list[str] = []
-            page.on("request", lambda request: asked.append(request.url))
-            page.on("pageerror", lambda error: wrong.append(str(error)))
-            await page.goto(port.url + PAGE_PATH)
-            yield page, port
-            assert not wrong
-            assert asked
-            assert not [url for url in asked if not url.startswith(port.url)]
+        page = await within.new_page()
+        asked: list[str] = []
+        wrong: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        await page.goto(port.url + PAGE_PATH)
+        yield page, port
+        assert not wrong
+        assert asked
+        assert not [url for url in asked if not url.startswith(port.url)]
     finally:
+        await within.close()
         await port.close()
 
 
@@ -116,9 +116,11 @@ async def busy(requests: int = 30, **settings: Any) -> AsyncIterator[tuple[LiveP
         await until(
             lambda: proxy.scheduler.waiting == requests - 2 and sum(e.decodes for e in proxy.scheduler.engines) == 2
         )
-        yield proxy, script
-        script.go.set()
-        await asyncio.gather(*tasks)
+        try:
+            yield proxy, script
+        finally:
+            script.go.set()
+            await asyncio.gather(*tasks)
 
 
 async def cells(page: Page, region: str) -> list[list[str]]:
@@ -135,8 +137,12 @@ async def violations(page: Page) -> list[str]:
     return [f"{v['id']}: {[node['html'] for node in v['nodes']]}" for v in found.response["violations"]]
 
 
-async def test_with_nothing_to_do_it_says_so() -> None:
-    async with scripted_engine() as engine, live_proxy(engine, debug_port=0) as proxy, watched(proxy) as (page, _):
+async def test_with_nothing_to_do_it_says_so(browser: Any) -> None:
+    async with (
+        scripted_engine() as engine,
+        live_proxy(engine, debug_port=0) as proxy,
+        watched(browser, proxy) as (page, _),
+    ):
         await api.expect(page.locator("#state")).to_have_text("ready")
         for region, told in (
             ("queue", "Nobody waits."),
@@ -148,16 +154,16 @@ async def test_with_nothing_to_do_it_says_so() -> None:
         assert len(await cells(page, "engines")) == 1
 
 
-async def test_without_engines_it_says_that_too() -> None:
-    async with live_proxy("http://127.0.0.1:9", debug_port=0) as proxy, watched(proxy) as (page, _):
+async def test_without_engines_it_says_that_too(browser: Any) -> None:
+    async with live_proxy("http://127.0.0.1:9", debug_port=0) as proxy, watched(browser, proxy) as (page, _):
         await api.expect(page.locator("#state")).to_have_text("not ready")
         await api.expect(page.locator("#cards")).to_contain_text("0 of 1")
         assert (await proxy.fetch(body=BODY))[0] == 503
         await api.expect(page.locator("#troubled")).to_contain_text("no engine")
 
 
-async def test_it_shows_what_waits_and_runs_and_follows() -> None:
-    async with busy() as (proxy, script), watched(proxy) as (page, _):
+async def test_it_shows_what_waits_and_runs_and_follows(browser: Any) -> None:
+    async with busy() as (proxy, script), watched(browser, proxy) as (page, _):
         await api.expect(page.locator("#waiting")).to_contain_text("28")
         by_class = {row[0]: row for row in await cells(page, "classes")}
         assert by_class["strict"][1] == by_class[LONG][1] == "14"
@@ -171,14 +177,14 @@ async def test_it_shows_what_waits_and_runs_and_follows() -> None:
         await api.expect(page.locator("#troubled tbody tr").first).to_contain_text("TTFT")
 
 
-async def test_a_request_leads_to_its_life() -> None:
-    async with busy(3) as (proxy, _), watched(proxy) as (page, _):
+async def test_a_request_leads_to_its_life(browser: Any) -> None:
+    async with busy(3) as (proxy, _), watched(browser, proxy) as (page, _):
         await page.locator("#queue a").first.click()
         await api.expect(page.locator("body")).to_contain_text('"stage": "waiting"')
 
 
-async def test_when_the_proxy_is_gone_it_says_so_and_comes_back_by_itself() -> None:
-    async with busy(5) as (proxy, _), watched(proxy) as (page, port):
+async def test_when_the_proxy_is_gone_it_says_so_and_comes_back_by_itself(browser: Any) -> None:
+    async with busy(5) as (proxy, _), watched(browser, proxy) as (page, port):
         await api.expect(page.locator("#state")).to_have_text("ready")
         await port.close()
         await api.expect(page.get_by_role("alert")).to_contain_text("does not answer")
@@ -189,27 +195,28 @@ async def test_when_the_proxy_is_gone_it_says_so_and_comes_back_by_itself() -> N
         await api.expect(page.locator("#state")).to_have_text("ready")
 
 
-async def test_a_proxy_that_has_gone_silent_is_noticed() -> None:
+async def test_a_proxy_that_has_gone_silent_is_noticed(browser: Any) -> None:
     async with scripted_engine() as engine, live_proxy(engine, debug_port=0) as proxy:
         port = DebugPort(proxy)
         await port.open()
-        async with browser() as made:
-            page = await made.new_page()
-            await page.clock.install()
-            await page.goto(port.url + PAGE_PATH)
-            await api.expect(page.locator("#state")).to_have_text("ready")
-            await page.route("**/debug/events", lambda _: None)  # what comes next never answers
-            await port.close()
-            await port.open()
-            await page.clock.run_for(8000)
-            await api.expect(page.get_by_role("alert")).to_contain_text("does not answer")
+        within = await browser.new_context()
+        page = await within.new_page()
+        await page.clock.install()
+        await page.goto(port.url + PAGE_PATH)
+        await api.expect(page.locator("#state")).to_have_text("ready")
+        await page.route("**/debug/events", lambda _: None)  # what comes next never answers
+        await port.close()
+        await port.open()
+        await page.clock.run_for(8000)
+        await api.expect(page.get_by_role("alert")).to_contain_text("does not answer")
+        await within.close()
         await port.close()
 
 
-async def test_it_opens_with_the_key_of_the_debug_port_by_the_keyboard_alone() -> None:
+async def test_it_opens_with_the_key_of_the_debug_port_by_the_keyboard_alone(browser: Any) -> None:
     async with scripted_engine() as engine, live_proxy(engine, debug_port=0) as proxy:
         proxy.app[PROXY].debug_key = DebugKey(hashlib.sha256(b"right").digest())
-        async with watched(proxy) as (page, _):
+        async with watched(browser, proxy) as (page, _):
             await api.expect(page.locator("#key")).to_be_focused()
             assert not await violations(page)
             await page.keyboard.type("wrong")
@@ -221,8 +228,8 @@ async def test_it_opens_with_the_key_of_the_debug_port_by_the_keyboard_alone() -
             await api.expect(page.locator("#unlock")).to_be_hidden()
 
 
-async def test_the_keyboard_reaches_everything_and_what_has_the_focus_keeps_it() -> None:
-    async with busy(60) as (proxy, _), watched(proxy) as (page, _):
+async def test_the_keyboard_reaches_everything_and_what_has_the_focus_keeps_it(browser: Any) -> None:
+    async with busy(60) as (proxy, _), watched(browser, proxy) as (page, _):
         await api.expect(page.locator("#queue tbody tr")).to_have_count(40)
         await page.keyboard.press("Tab")
         await api.expect(page.locator("#pause")).to_be_focused()
@@ -231,7 +238,9 @@ async def test_the_keyboard_reaches_everything_and_what_has_the_focus_keeps_it()
             await api.expect(page.locator(f"#{region}")).to_be_focused()
         assert await page.locator("#queue").evaluate("box => box.scrollHeight > box.clientHeight")
         await page.keyboard.press("End")
-        await page.wait_for_function("document.getElementById('queue').scrollTop > 0")
+        async with asyncio.timeout(10):
+            while not await page.locator("#queue").evaluate("box => box.scrollTop"):
+                await asyncio.sleep(0.1)
         await page.keyboard.press("Tab")
         link, cell = page.locator("#queue a").first, page.locator("#queue tbody tr").first.locator("td").nth(2)
         await api.expect(link).to_be_focused()
@@ -240,16 +249,18 @@ async def test_the_keyboard_reaches_everything_and_what_has_the_focus_keeps_it()
         await api.expect(link).to_be_focused()
 
 
-async def test_it_can_be_held_still() -> None:
-    async with busy(5) as (proxy, _), watched(proxy) as (page, _):
+async def test_it_can_be_held_still(browser: Any) -> None:
+    async with busy(5) as (proxy, _), watched(browser, proxy) as (page, _):
         cell = page.locator("#queue tbody tr").first.locator("td").nth(2)
         await api.expect(cell).to_contain_text("s")
         pause = page.get_by_role("button", name="Pause")
         await pause.press("Space")
         await api.expect(pause).to_have_attribute("aria-pressed", "true")
         before = await cell.inner_text()
-        events = await page.evaluate("past.length")
-        await page.wait_for_function(f"past.length > {events} + 1")  # the proxy goes on
+        async with asyncio.timeout(10):
+            seen = await page.evaluate("past.length")
+            while await page.evaluate("past.length") < seen + 2:  # the proxy goes on
+                await asyncio.sleep(0.2)
         assert await cell.inner_text() == before
         await pause.press("Space")
         await api.expect(cell).not_to_have_text(before)
@@ -257,10 +268,10 @@ async def test_it_can_be_held_still() -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
-async def test_axe_finds_nothing(scheme: str, viewport: dict[str, int]) -> None:
+async def test_axe_finds_nothing(browser: Any, scheme: str, viewport: dict[str, int]) -> None:
     async with (
         busy(tiles=True) as (proxy, script),
-        watched(proxy, viewport=viewport, color_scheme=scheme) as (page, port),
+        watched(browser, proxy, viewport=viewport, color_scheme=scheme) as (page, port),
     ):
         await api.expect(page.locator("#streams tbody tr")).to_have_count(2)
         assert not await violations(page)
@@ -273,11 +284,11 @@ async def test_axe_finds_nothing(scheme: str, viewport: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("width", [360, 390, 768, 1280])
-async def test_nothing_has_to_be_scrolled_sideways(width: int) -> None:
+async def test_nothing_has_to_be_scrolled_sideways(browser: Any, width: int) -> None:
     wider = "box => box.scrollWidth > box.clientWidth"
     async with (
         busy(tiles=True) as (proxy, script),
-        watched(proxy, viewport={"width": width, "height": 800}) as (page, _),
+        watched(browser, proxy, viewport={"width": width, "height": 800}) as (page, _),
     ):
         await api.expect(page.locator("#streams tbody tr")).to_have_count(2)
         script.go.set()
@@ -288,6 +299,6 @@ async def test_nothing_has_to_be_scrolled_sideways(width: int) -> None:
         assert not [await r.get_attribute("id") for r in regions if await r.evaluate(wider)]
 
 
-def test_it_is_one_file_and_small() -> None:
+async def test_it_is_one_file_and_small() -> None:
     page = Path(__file__).parents[2] / "proxy/server/live.html"
     assert page.stat().st_size < 32 << 10
