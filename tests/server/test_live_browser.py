@@ -131,6 +131,13 @@ async def cells(page: Page, region: str) -> list[list[str]]:
     return found
 
 
+async def becomes(page: Page, expression: str) -> None:
+    """Wait until something holds in the page; Playwright's own way would need eval, which the page does not allow."""
+    async with asyncio.timeout(10):
+        while not await page.evaluate(expression):  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.1)
+
+
 async def violations(page: Page) -> list[str]:
     """What axe-core finds against the page."""
     found = await axe.Axe().run(page)
@@ -238,9 +245,7 @@ async def test_the_keyboard_reaches_everything_and_what_has_the_focus_keeps_it(b
             await api.expect(page.locator(f"#{region}")).to_be_focused()
         assert await page.locator("#queue").evaluate("box => box.scrollHeight > box.clientHeight")
         await page.keyboard.press("End")
-        async with asyncio.timeout(10):
-            while not await page.locator("#queue").evaluate("box => box.scrollTop"):
-                await asyncio.sleep(0.1)
+        await becomes(page, "document.getElementById('queue').scrollTop > 0")
         await page.keyboard.press("Tab")
         link, cell = page.locator("#queue a").first, page.locator("#queue tbody tr").first.locator("td").nth(2)
         await api.expect(link).to_be_focused()
@@ -257,10 +262,7 @@ async def test_it_can_be_held_still(browser: Any) -> None:
         await pause.press("Space")
         await api.expect(pause).to_have_attribute("aria-pressed", "true")
         before = await cell.inner_text()
-        async with asyncio.timeout(10):
-            seen = await page.evaluate("past.length")
-            while await page.evaluate("past.length") < seen + 2:  # the proxy goes on
-                await asyncio.sleep(0.2)
+        await becomes(page, f"past.length > {await page.evaluate('past.length')} + 1")  # the proxy goes on
         assert await cell.inner_text() == before
         await pause.press("Space")
         await api.expect(cell).not_to_have_text(before)
