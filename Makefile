@@ -86,7 +86,7 @@ dashboards: $(VENV)/.installed-test  ## Make dashboards/*.json from dashboards/p
 reference: $(VENV)/.installed  ## Make docs/configuration.md and docs/metrics.md from the code
 	@$(BIN)/python -m reference
 
-IMAGE_EXTRAS := dns,k8s,otlp
+IMAGE_EXTRAS := dns,k8s,otlp,otlp-grpc,redis
 lock:  ## Write deploy/constraints.txt anew: the newest versions of all that is in the image
 	@rm -rf build/lock && $(PYTHON) -m venv build/lock
 	@build/lock/bin/python -m pip install --quiet --disable-pip-version-check '.[$(IMAGE_EXTRAS)]'

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reference import configuration
+from reference import configuration, metrics
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = {"configuration.md": configuration.render}
+PAGES = {"configuration.md": configuration.render, "metrics.md": metrics.render}
 
 
 def write() -> None:

@@ -155,7 +155,7 @@ def test_the_proxy_is_told_of_the_engines_that_there_are(names: list[str]) -> No
         assert found[host]["healthcheck"]["test"]
         assert port == "8000"
     assert settings.otlp_endpoint is not None
-    assert settings.otlp_endpoint.startswith("http://collector:4318/")
+    assert settings.otlp_endpoint == "http://collector:4318"
     grace = float(found["proxy"]["stop_grace_period"].removesuffix("s"))
     assert settings.drain_grace_seconds + settings.drain_seconds < grace
     given = set(found["proxy"].get("secrets", []))
