@@ -21,12 +21,14 @@ from proxy.mistakes import explain, suggestion
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pydantic import BaseModel
+
 _STATE_UNUSED = "--state-dir is not used for simulated engines of our own"
 _TILES_UNUSED = (
     "--tiles has no effect on simulated engines of our own; to try it, start slai-proxy engine --ports 8101,8102"
     " --token-budget 8192, and serve those that it names with its flags and --tiles"
 )
-ENTRIES = {"classes": ClassSettings, "tenants": TenantSettings, "keys": KeySettings}
+ENTRIES: dict[str, type[BaseModel]] = {"classes": ClassSettings, "tenants": TenantSettings, "keys": KeySettings}
 """What the entries of settings that are tables may have."""
 
 
