@@ -125,7 +125,8 @@ class Settings(BaseSettings):
     tell how much it takes."""
     tenant_headroom: Annotated[float, Field(ge=0, lt=1)] = 0.3
     """Share of every engine (KV cache and slots) that a tenant with a queue leaves free while another, active in the
-    last minute or two, has none: a fuller engine has longer steps, for everybody. 0 is all throughput."""
+    last minute or two, has none: a fuller engine has longer steps, for everybody. 0 is all throughput. What a tenant is
+    guaranteed need leave nothing free (see tenants)."""
 
     tiles: bool = False
     """Cut long prompts into tiles, one per engine step (needs engines with prefix caching and a token budget of 2048
@@ -146,8 +147,9 @@ class Settings(BaseSettings):
     sets it; none, nothing.
     """
     tenants: Annotated[dict[str, TenantSettings], NoDecode] = Field(default_factory=dict)
-    """Tenants by name, like {"acme": {"weight": 3}}; an entry may have weight (its share; others have 1) and key_sha256
-    (a list of the SHA-256 of its API keys, in hex). Named ones have metrics of their own."""
+    """Tenants by name, like {"acme": {"weight": 3}}; an entry may have weight (its share; others have 1),
+    guaranteed_tokens_per_minute (prompt and output; up to that its work goes before what others do beyond theirs) and
+    key_sha256 (a list of the SHA-256 of its API keys, in hex). Named ones have metrics of their own."""
 
     keys: Annotated[KeyTable, NoDecode] = Field(default_factory=dict)
     """API keys by name: {"acme-1": {"sha256": "...", "tenant": "acme"}}; slai-proxy key new makes one. An entry may
@@ -346,6 +348,11 @@ class Settings(BaseSettings):
             max_queue_tokens=self.max_queue_tokens,
             max_queue_bytes=self.max_queue_bytes,
             tenant_weights={name: tenant.weight for name, tenant in self.tenants.items()},
+            tenant_guarantees={
+                name: tenant.guaranteed_tokens_per_minute
+                for name, tenant in self.tenants.items()
+                if tenant.guaranteed_tokens_per_minute is not None
+            },
         )
         return configure(PolicyName(self.policy), base, self.aging_seconds)
 

@@ -10,6 +10,9 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False)]
 """From the clock's tick to some thirty years: the times made from it stay exact, and finite."""
 
+Limit = Annotated[int, Field(gt=0, le=10**15)]
+"""Longer numbers cannot be reckoned with in floating point."""
+
 
 class ClassSettings(BaseModel):
     """The deadlines of one request class, in seconds (leave one out to promise nothing), and its weight: classes of
@@ -29,11 +32,13 @@ class ClassSettings(BaseModel):
 
 
 class TenantSettings(BaseModel):
-    """One tenant: its share of the engines beside other tenants, and the SHA-256 (hex) of its API keys."""
+    """One tenant: its share of the engines beside other tenants, what it is guaranteed of them, and its API keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     weight: Positive = 1.0
     """Its share beside other tenants."""
+    guaranteed_tokens_per_minute: Limit | None = None
+    """Prompt and output; up to that its work goes before what others do beyond theirs."""
     key_sha256: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = ()
     """SHA-256 of its API keys, in hex."""

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from proxy.configfile import ConfigError, read_config_file
 from proxy.core.quota import QuotaLimits
+from proxy.entries import Limit  # noqa: TC001 - pydantic reads it
 from proxy.mistakes import explain
 from proxy.wire.keys import Key
 
@@ -21,8 +22,6 @@ _PREFIX = "sk-slai-"
 
 KeyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-Limit = Annotated[int, Field(gt=0, le=10**15)]
-"""Longer numbers cannot be reckoned with in floating point."""
 Names = tuple[Annotated[str, Field(min_length=1, max_length=256)], ...]
 
 

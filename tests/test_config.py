@@ -135,6 +135,11 @@ class TestValues:
         found = settings("--classes", '{"gold": {"weight": 3}, "bulk": {}}', "--default-class", "bulk")
         assert found.request_classes() == {"gold": RequestClass("gold", weight=3.0), "bulk": RequestClass("bulk")}
 
+    def test_tenants_may_be_guaranteed_tokens_a_minute(self) -> None:
+        found = settings("--tenants", '{"acme": {"guaranteed_tokens_per_minute": 90000}, "batch": {"weight": 0.5}}')
+        assert found.scheduler_config().tenant_guarantees == {"acme": 90_000}
+        assert found.scheduler_config().tenant_weights == {"acme": 1.0, "batch": 0.5}
+
     def test_tenants_have_weights_and_keys(self) -> None:
         digest = hashlib.sha256(b"k").hexdigest()
         found = settings("--tenants", json.dumps({"acme": {"weight": 2, "key_sha256": [digest]}}))

@@ -14,6 +14,7 @@ import pytest
 from virtual import DeadlockError, VirtualLoop, run_in_virtual_time
 
 from proxy.core.actions import Action, Dispatch, Slice, describe
+from proxy.core.admission import GateConfig
 from proxy.core.config import SchedulerConfig
 from proxy.core.events import EngineReported, EngineUp, SliceEnded
 from proxy.core.ordering import first_come_first_served
@@ -39,6 +40,8 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "tiles": {"tiles": TileConfig()},
     "tenants and deadlines": {"tenant_weights": {"a": 2.0}},
     "tenants in tiles": {"tiles": TileConfig()},
+    "tenants with guarantees": {"tenant_guarantees": {"a": 90_000}, "gate": GateConfig(tenant_headroom=0.9)},
+    "tenants with guarantees in tiles": {"tenant_guarantees": {"a": 90_000, "b": 30_000}, "tiles": TileConfig()},
     "first come, first served": {"ordering": first_come_first_served(), "max_queue_requests": 20},
     "throughput": {"ordering": first_come_first_served(), "rad": RadConfig(max_hold_seconds=2.0)},
 }

@@ -42,6 +42,8 @@ class SchedulerConfig:
     """What a client is told to wait when no engine is up."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Shares of the engines, by tenant; 1 for those not named."""
+    tenant_guarantees: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """Tokens a minute, prompt and output, by tenant: up to these its work goes first (see ``guarantee``)."""
 
     def __post_init__(self) -> None:
         durations = self.max_wait_seconds, self.queue_timeout_seconds, self.no_engine_retry_seconds
@@ -53,3 +55,5 @@ class SchedulerConfig:
             raise ValueError("throughput mode (rad) releases whole prompts: it does not go together with tiles")
         if not all(0 < weight < inf for weight in self.tenant_weights.values()):
             raise ValueError("tenants' weights must be positive and finite")
+        if not all(tokens >= 1 for tokens in self.tenant_guarantees.values()):
+            raise ValueError("what tenants are guaranteed must be at least 1 token a minute")

@@ -105,7 +105,7 @@ def _starts_now(ledger: Ledger, config: SchedulerConfig, request: Request, serve
     if servers in ledger.backlog:
         return False
     gate, tiles = config.gate, config.tiles
-    kept = ledger.kept_from(request, servers, gate)
+    kept = ledger.kept_from(request, servers, gate, now)
     engines = [e for e in ledger.engines_for(now, now) if e.id not in kept]
     if tiles is None:
         return soonest(engines, request, gate, now, ledger.prefixes, arrived_at=now) is not None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from proxy.core.admission import leaves_free
+from proxy.core.fairness import BEFORE_ALL
 from proxy.core.growth import GrowthModel
 from proxy.core.lane import Pace
 from proxy.core.prefix import Prefixes
@@ -55,6 +56,7 @@ class Ledger:
         overload: Overload,
         modes: ModeSwitch | None = None,
         tenant_weights: Mapping[str, float] | None = None,
+        guaranteed: Mapping[str, int] | None = None,
     ) -> None:
         self.engines: dict[str, EngineBelief] = {}
         self.joined = 0
@@ -62,7 +64,7 @@ class Ledger:
         self.released = 0
         """Requests that were ever released to one."""
         self.entries: dict[str, Entry] = {}
-        self.backlog = Backlog(max_wait_seconds, tenant_weights)
+        self.backlog = Backlog(max_wait_seconds, tenant_weights, guaranteed)
         self.overload = overload
         self.sliced: dict[str, Entry] = {}
         """Requests half-way: some of their slices were sent, the rest waits."""
@@ -75,9 +77,9 @@ class Ledger:
         self.prefixes = Prefixes()
         self.growth = GrowthModel()
 
-    def reconfigure(self, config: SchedulerConfig) -> None:
-        """Work by other limits and weights; who waits keeps its place."""
-        self.backlog.reconfigure(config.max_wait_seconds, config.tenant_weights)
+    def reconfigure(self, config: SchedulerConfig, now: float) -> None:
+        """Work by other limits, weights and guarantees; who waits keeps its place."""
+        self.backlog.reconfigure(config.max_wait_seconds, config.tenant_weights, config.tenant_guarantees, now)
         self.overload.reconfigure(config)
 
     def __repr__(self) -> str:
@@ -129,9 +131,16 @@ class Ledger:
         fastest = min(up, key=lambda e: e.step_seconds / e.prefill_budget, default=None)
         return Pace() if fastest is None else Pace(fastest.step_seconds, fastest.step_seconds / fastest.prefill_budget)
 
-    def kept_from(self, request: Request, servers: Servers, gate: GateConfig) -> set[str]:
+    def ahead(self, entry: Entry, now: float) -> tuple[float, float]:
+        """How far a request's class and tenant are ahead of those who go next; see ``Bill.ahead``."""
+        if entry.bill is not None:
+            return entry.bill.ahead()
+        servers = self.backlog.servers_of(entry.waiting)
+        return BEFORE_ALL if self.backlog.is_guaranteed(entry.waiting.request, servers, now) else (0.0, 0.0)
+
+    def kept_from(self, request: Request, servers: Servers, gate: GateConfig, now: float) -> set[str]:
         """The engines whose KV cache is too full for a request, as some of it is kept for other tenants."""
-        kept = self.backlog.kept_from(request, servers)
+        kept = self.backlog.kept_from(request, servers, now)
         if not kept:
             return set()
         each = kept / len(servers)
@@ -141,7 +150,7 @@ class Ledger:
         """Charge a request's flow for its prompt up to ``upto_tokens``, and take it out of the queue if it is there."""
         if entry.bill is None:
             self.overload.release(entry.waiting, self.backlog.servers_of(entry.waiting), now)
-            entry.bill = self.backlog.take(entry.waiting)
+            entry.bill = self.backlog.take(entry.waiting, now)
         entry.bill.charge(upto_tokens, now, last=upto_tokens >= entry.waiting.request.prompt_tokens)
 
     def dispatch(self, waiting: Waiting, engine: EngineBelief, now: float) -> None:
@@ -174,7 +183,7 @@ class Ledger:
         request = waiting.request
         entry = self.entries[request.id] = Entry(waiting, engine)
         self.backlog.push(waiting, self.servers(request.model))
-        entry.bill = self.backlog.take(waiting)
+        entry.bill = self.backlog.take(waiting, now)
         entry.bill.charge(request.prompt_tokens, now, last=True)
         engine.adopt(
             request.id,

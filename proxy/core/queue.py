@@ -40,9 +40,9 @@ class WaitingQueue:
         """Give all waiting requests, oldest first."""
         return iter(self._by_age)
 
-    def first_lane(self) -> Lane:
+    def first_lane(self, now: float) -> Lane:
         """The lane whose turn it is. To look at."""
-        return self._lanes[self._shares.first()]
+        return self._lanes[self._shares.first(now)]
 
     def lane_of(self, request: Request) -> Lane:
         """The lane in which a waiting request is. To look at."""
@@ -79,7 +79,7 @@ class WaitingQueue:
 
     def head(self, now: float, pace: Pace = _NO_DEADLINES) -> Waiting:
         """The request to release next; the queue must not be empty. ``pace`` is for those with a TTFT deadline."""
-        return self.first_lane().head(now, pace)
+        return self.first_lane(now).head(now, pace)
 
 
 def flow_of(request: Request) -> Flow:
@@ -98,9 +98,15 @@ class Backlog:
     A head that finds no place then blocks nobody who could be served, and clients cannot make queues at will.
     """
 
-    def __init__(self, max_wait_seconds: float, tenant_weights: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        max_wait_seconds: float,
+        tenant_weights: Mapping[str, float] | None = None,
+        guaranteed: Mapping[str, int] | None = None,
+    ) -> None:
         self._max_wait_seconds = max_wait_seconds
-        self._tenant_weights = tenant_weights
+        self._tenant_weights = tenant_weights or {}
+        self._guaranteed = guaranteed or {}
         self._queues: dict[Servers, WaitingQueue] = {}  # an empty queue is removed
         self._shares: dict[Servers, FairShares] = {}  # outlive the queues; longest without a new queue first
         self._servers: dict[str, Servers] = {}  # by request id
@@ -109,13 +115,16 @@ class Backlog:
         self.with_deadline = 0
         """Waiting requests to which a TTFT was promised."""
 
-    def reconfigure(self, max_wait_seconds: float, tenant_weights: Mapping[str, float]) -> None:
-        """Work by another longest wait and other weights."""
+    def reconfigure(
+        self, max_wait_seconds: float, tenant_weights: Mapping[str, float], guaranteed: Mapping[str, int], now: float
+    ) -> None:
+        """Work by another longest wait, other weights and other guarantees."""
         self._max_wait_seconds, self._tenant_weights = max_wait_seconds, tenant_weights
+        self._guaranteed = guaranteed
         for queue in self._queues.values():
             queue.reconfigure(max_wait_seconds)
         for shares in self._shares.values():
-            shares.reweigh(tenant_weights)
+            shares.reweigh(tenant_weights, guaranteed, now)
 
     def __len__(self) -> int:
         return len(self._servers)
@@ -164,9 +173,9 @@ class Backlog:
         self.prompt_tokens -= waiting.request.prompt_tokens
         self.with_deadline -= waiting.ttft_deadline is not None
 
-    def take(self, waiting: Waiting) -> Bill:
+    def take(self, waiting: Waiting, now: float) -> Bill:
         """Remove a request that is released, and begin to charge its flow."""
-        bill = self._shares[self.servers_of(waiting)].open_bill(flow_of(waiting.request))
+        bill = self._shares[self.servers_of(waiting)].open_bill(flow_of(waiting.request), now)
         self.remove(waiting)
         return bill
 
@@ -175,13 +184,18 @@ class Backlog:
         shares = self._shares.get(servers)
         return 1.0 if shares is None else shares.share_of(flow_of(request))
 
-    def kept_from(self, request: Request, servers: Servers) -> float:
+    def is_guaranteed(self, request: Request, servers: Servers, now: float) -> bool:
+        """Whether a release of the request now is within what its tenant is guaranteed of these engines."""
+        shares = self._shares.get(servers)
+        return shares is not None and shares.is_guaranteed(flow_of(request), now)
+
+    def kept_from(self, request: Request, servers: Servers, now: float) -> float:
         """Tokens of KV cache, over these engines, that a release of the request has to leave free for other tenants."""
         shares = self._shares.get(servers)
-        return 0.0 if shares is None else shares.kept_from(flow_of(request))
+        return 0.0 if shares is None else shares.kept_from(flow_of(request), now)
 
     def _shares_of(self, servers: Servers) -> FairShares:
-        shares = self._shares.pop(servers, None) or FairShares(self._tenant_weights)
+        shares = self._shares.pop(servers, None) or FairShares(self._tenant_weights, self._guaranteed)
         self._shares[servers] = shares
         if len(self._shares) > _REMEMBERED_POOLS:  # engines come and go, and what they serve changes
             unused = next((s for s in self._shares if s not in self._queues), None)

@@ -6,6 +6,9 @@ what it may use is *reserved* beside the bucket, not taken out of it; at its end
 reservation goes. So what an early end leaves is there again at once, and a bucket that has refilled meanwhile is not
 filled twice. As long as no request uses more than it reserved, the bucket never falls below zero; where one does (its
 prompt was longer than thought), the debt is paid back before anything else is let in.
+
+Those who are refused are told to come back one after the other, each when the bucket will have gained enough for all
+that were told before: were all told when there is enough for one, only one of them would get in.
 """
 
 from __future__ import annotations
@@ -17,6 +20,10 @@ _MINUTE = 60.0
 _FIRST_OUTPUT = 256.0
 """Tokens that an answer without a limit is taken to have, until the key's own answers tell."""
 _OUTPUT_WEIGHT = 0.1
+_LONGEST_LINE = 120.0
+"""Seconds. OpenAI's client libraries do not heed a longer wait."""
+_GOLDEN = 0.6180339887498949
+"""The fractional parts of its multiples are spread evenly, however many there are."""
 
 
 class QuotaReason(StrEnum):
@@ -71,35 +78,58 @@ class Remaining:
 
 
 class TokenBucket:
-    """``limit`` a minute. ``now`` never decreases from call to call."""
+    """``limit`` a minute, and room for what comes in ``burst_seconds``. ``now`` never decreases from call to call."""
 
-    __slots__ = ("_at", "_level", "limit")
+    __slots__ = ("_at", "_burst", "_level", "_line_ends", "_refusals", "limit")
 
-    def __init__(self, limit: int, now: float) -> None:
+    def __init__(self, limit: int, now: float, burst_seconds: float = _MINUTE) -> None:
         self.limit = limit
-        self._level = float(limit)
+        self._burst = burst_seconds / _MINUTE
+        self._level = self.capacity
         self._at = now
+        self._line_ends = now  # when all that were told to come back will have done so
+        self._refusals = 0
+
+    @property
+    def capacity(self) -> float:
+        """The most that it holds."""
+        return self.limit * self._burst
 
     def level(self, now: float) -> float:
         """What is in the bucket; below zero where requests used more than they had reserved."""
-        if now > self._at:
-            self._level = min(self.limit, self._level + (now - self._at) * self.limit / _MINUTE)
-            self._at = now
-        return self._level
+        return min(self.capacity, self._level + max(0.0, now - self._at) * self.limit / _MINUTE)
 
     def lacks_seconds(self, amount: float, now: float) -> float:
         """Return how long until ``amount`` is there; 0 if it is now."""
         return max(0.0, (amount - self.level(now)) * _MINUTE / self.limit)
 
+    def turn_seconds(self, wait: float, amount: float, now: float) -> float:
+        """Return when one comes back best that is refused ``amount`` now, of which there will be enough after ``wait``.
+
+        That is after those who were refused before. Where these fill the longest line already, nothing can be promised,
+        and they are spread over the second half of it.
+        """
+        line = self._line_ends - now
+        turn = max(wait, line + amount * _MINUTE / self.limit) if line > 0 else wait
+        if turn > max(wait, _LONGEST_LINE):
+            self._refusals += 1
+            return max(wait, _LONGEST_LINE / 2 * (1 + self._refusals * _GOLDEN % 1))
+        self._line_ends = now + turn
+        return turn
+
     def take(self, amount: float, now: float) -> None:
         """Use up ``amount``."""
-        self._level = self.level(now) - amount
+        self._level, self._at = self.level(now) - amount, max(self._at, now)
+
+    def correct(self, amount: float) -> None:
+        """Note that by so much too little was taken before, or (negative) too much."""
+        self._level -= amount
 
     def resize(self, limit: int, now: float) -> None:
         """Change the limit; what was used of the last minute stays used."""
-        used = self.limit - self.level(now)
+        used = self.capacity - self.level(now)
         self.limit = limit
-        self._level = min(limit, limit - used)
+        self._level, self._at = min(self.capacity, self.capacity - used), max(self._at, now)
 
     def remaining(self, now: float, reserved: int = 0) -> Remaining:
         """What is there now and not reserved."""
@@ -138,7 +168,7 @@ class Quota:
         bucket = self._requests
         if bucket is not None:
             if wait := bucket.lacks_seconds(1, now):
-                return QuotaRefusal(QuotaReason.REQUESTS, bucket.limit, wait)
+                return QuotaRefusal(QuotaReason.REQUESTS, bucket.limit, bucket.turn_seconds(wait, 1, now))
             bucket.take(1, now)
         self.active += 1
         return QuotaLease()
@@ -159,7 +189,7 @@ class Quota:
         output = int(self._usual_output) if max_tokens is None else max_tokens
         wanted = min(prompt_tokens + output, bucket.limit)
         if wait := bucket.lacks_seconds(wanted + self.reserved, now):
-            return QuotaRefusal(QuotaReason.TOKENS, bucket.limit, wait)
+            return QuotaRefusal(QuotaReason.TOKENS, bucket.limit, bucket.turn_seconds(wait, wanted, now))
         self.reserved += wanted
         lease.reserved_tokens = wanted
         return None

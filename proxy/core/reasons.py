@@ -69,7 +69,7 @@ class Reasons:
         servers = self._ledger.backlog.servers_of(entry.waiting)
         shares = next(shares for found, shares in self._ledger.backlog.shares() if found == servers)
         request = entry.waiting.request
-        turns = [(account.class_weight, account.tenant) for account in shares.accounts() if account.waits]
+        turns = [(account.class_weight, account.tenant) for account in shares.accounts(self._now) if account.waits]
         return turns.index((request.request_class.weight, request.tenant))
 
     def against(self, entry: Entry, engine: EngineBelief, others: list[EngineBelief]) -> list[str]:
@@ -118,9 +118,12 @@ class Reasons:
     def _kept(self, waiting: Waiting, engine: EngineBelief) -> list[str]:
         backlog, request = self._ledger.backlog, waiting.request
         servers = backlog.servers_of(waiting)
-        if engine.id not in self._ledger.kept_from(request, servers, self._config.gate):
+        if engine.id not in self._ledger.kept_from(request, servers, self._config.gate, self._now):
             return []
-        each, headroom = backlog.kept_from(request, servers) / len(servers), self._config.gate.tenant_headroom
+        each, headroom = (
+            backlog.kept_from(request, servers, self._now) / len(servers),
+            self._config.gate.tenant_headroom,
+        )
         room = f"{each:.0f} tokens of the KV cache, and {headroom:.0%} of it and of the slots at least"
         return [f"kept: about {room}, have to stay free for other tenants"]
 

@@ -40,7 +40,7 @@ def next_whole(ledger: Ledger, config: SchedulerConfig, now: float) -> Dispatch 
             now,
             ledger.prefixes,
             arrived_at=waiting.arrived_at,
-            reserved=reserved | ledger.kept_from(waiting.request, servers, config.gate),
+            reserved=reserved | ledger.kept_from(waiting.request, servers, config.gate, now),
         )
         if engine is not None:
             cached = ledger.prefixes.cached_tokens(waiting.request, engine)

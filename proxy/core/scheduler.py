@@ -65,7 +65,13 @@ class Scheduler:
         self.config = config or SchedulerConfig()
         rad = self.config.rad
         modes = None if rad is None else ModeSwitch(rad)
-        self._ledger = Ledger(self.config.max_wait_seconds, Overload(self.config), modes, self.config.tenant_weights)
+        self._ledger = Ledger(
+            self.config.max_wait_seconds,
+            Overload(self.config),
+            modes,
+            self.config.tenant_weights,
+            self.config.tenant_guarantees,
+        )
         self._arrivals = 0
         self._draining = False
 
@@ -178,7 +184,7 @@ class Scheduler:
             case Reconfigured(config):
                 before = self.config
                 self.config = replace(config, ordering=before.ordering, tiles=before.tiles, rad=before.rad)
-                self._ledger.reconfigure(self.config)
+                self._ledger.reconfigure(self.config, now)
             case _:
                 assert_never(event)
         let_go(self._ledger)

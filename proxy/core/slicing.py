@@ -42,7 +42,7 @@ def _next_of(
         request = entry.waiting.request
         if not entry.sliced:
             servers = ledger.backlog.servers_of(entry.waiting)
-            if engine.id in ledger.kept_from(request, servers, config.gate):
+            if engine.id in ledger.kept_from(request, servers, config.gate, now):
                 continue  # what room there is, is for other tenants
         upto = next_piece(engine, request, now, tiles, config.gate, sliceable=entry.sliceable)
         if not upto:
@@ -84,9 +84,10 @@ def _rank(
     cached = max(engine.held_tokens(request.id), ledger.prefixes.cached_tokens(request, engine))
     remaining = max(1, request.prompt_tokens - cached)
     key = config.ordering(remaining, waiting.aged_from)
-    ahead = entry.bill.ahead() if entry.bill is not None else (0.0, 0.0)
     pace = ledger.pace()
-    return ahead, urgency(waiting, remaining, key, now, pace=pace, max_wait_seconds=config.max_wait_seconds)
+    return ledger.ahead(entry, now), urgency(
+        waiting, remaining, key, now, pace=pace, max_wait_seconds=config.max_wait_seconds
+    )
 
 
 def on_slice_end(ledger: Ledger, piece: Slice, *, cached: bool, now: float) -> Entry | None:

@@ -205,7 +205,7 @@ def view_state(scheduler: Scheduler, now: float) -> StateView:
         scheduler.dispatched,
         [_view_engine(engine, ledger, config, now) for engine in scheduler.engines],
         [_view_queue(ledger, servers, queue, reasons, now) for servers, queue in ledger.backlog.queues()],
-        [_view_shares(servers, shares.accounts()) for servers, shares in ledger.backlog.shares()],
+        [_view_shares(servers, shares.accounts(now)) for servers, shares in ledger.backlog.shares()],
         _view_all_outputs(ledger),
         encode(config),
     )
@@ -246,7 +246,7 @@ def _view_entry(ledger: Ledger, entry: Entry, reasons: Reasons, now: float) -> W
 
 
 def _view_queue(ledger: Ledger, servers: Iterable[str], queue: WaitingQueue, reasons: Reasons, now: float) -> QueueView:
-    lane = list(queue.first_lane())
+    lane = list(queue.first_lane(now))
     head = min(lane, key=reasons.order_in(lane))
     tokens = sum(waiting.request.prompt_tokens for waiting in queue)
     view = _view_entry(ledger, ledger.entries[head.request.id], reasons, now)

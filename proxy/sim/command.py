@@ -135,7 +135,10 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
         async_scheduling=args.async_scheduling,
         jitter=Jitter() if args.jitter else None,
     )
-    simulation = SimulationConfig(engine, args.engines, args.network_ms / 1e3, retries=args.retries)
+    simulation = SimulationConfig(engine, args.engines, args.network_ms / 1e3, retries=args.retries, quotas=args.quota)
+    for option, named in (("--quota", args.quota), ("--guarantee", args.guarantee)):
+        if strangers := named.keys() - (args.tenants or {}).keys():
+            raise ValueError(f"{option}: {', '.join(sorted(strangers))} is none of --tenants")
     classes = tuple(args.classes or PAPER_CLASSES)
     if len({c.request_class.name for c in classes}) < len(classes):
         raise ValueError("--class: two classes have the same name")
@@ -144,6 +147,7 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
         args.aging_seconds,
         max(PolicyOptions().feedback_seconds, 2 * simulation.network_seconds),
         args.tenant_headroom,
+        args.guarantee,
     )
     trace = load_trace(args.trace)
     if trace.dropped:
@@ -230,6 +234,8 @@ def _config(args: argparse.Namespace, study: Study) -> dict[str, Any]:
             for c in study.classes
         ],
         "tenants": study.tenants,
+        "guarantees": dict(study.options.guarantees),
+        "quotas": dict(study.simulation.quotas),
         "profile": args.profile,
         "engines": study.simulation.engines,
         "token_budget": study.simulation.engine.token_budget,

@@ -61,5 +61,9 @@ def as_ordering(spec: str, found: Any) -> Ordering:
 
 def proxy_with(ordering: Ordering, options: PolicyOptions) -> SchedulerConfig:
     """The proxy's settings with such an order."""
-    base = configure(PolicyName.FCFS, SchedulerConfig(gate=options.gate()), options.aging_seconds)
+    base = configure(
+        PolicyName.FCFS,
+        SchedulerConfig(gate=options.gate(), tenant_guarantees=options.guarantees),
+        options.aging_seconds,
+    )
     return replace(base, ordering=ordering)

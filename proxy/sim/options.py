@@ -10,6 +10,7 @@ from proxy.sim.engine import EngineConfig
 from proxy.sim.parallel import usable_cores
 from proxy.sim.policies import POLICIES, PolicyOptions, find_policy
 from proxy.sim.profiles import PROFILES, checked_profile
+from proxy.sim.quotas import parse_tokens
 from proxy.sim.simulator import SimulationConfig
 from proxy.sim.workload import SHAREGPT_LIKE, parse_class, parse_surge, parse_tenants
 
@@ -222,4 +223,19 @@ def _add_proxy(group: argparse._ArgumentGroup) -> None:
         metavar="H",
         help="share of an engine that a tenant with a queue leaves free while others have none: more is a shorter TTFT "
         f"for those and less throughput (with --tenants; default: {standard.tenant_headroom:g})",
+    )
+    group.add_argument(
+        "--guarantee",
+        type=told(parse_tokens),
+        default={},
+        metavar="NAME=TOKENS[,..]",
+        help="tokens a minute, prompt and output, up to which a tenant's work goes before what is beyond others' and "
+        "leaves nothing free",
+    )
+    group.add_argument(
+        "--quota",
+        type=told(parse_tokens),
+        default={},
+        metavar="NAME=TOKENS[,..]",
+        help="tokens a minute, prompt and output, that a tenant's API key may use: what is beyond is refused at once",
     )

@@ -31,6 +31,8 @@ class PolicyOptions:
     """A waiting prompt counts half as long with every such time."""
     feedback_seconds: float = _GATE.feedback_seconds
     tenant_headroom: float = _GATE.tenant_headroom
+    guarantees: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """Tokens a minute, by tenant."""
 
     def gate(self) -> GateConfig:
         return GateConfig(
@@ -41,7 +43,8 @@ class PolicyOptions:
 
 
 def _proxy(policy: PolicyName, options: PolicyOptions, tiles: TileConfig | None = None) -> SchedulerConfig:
-    return configure(policy, SchedulerConfig(gate=options.gate(), tiles=tiles), options.aging_seconds)
+    config = SchedulerConfig(gate=options.gate(), tiles=tiles, tenant_guarantees=options.guarantees)
+    return configure(policy, config, options.aging_seconds)
 
 
 def _direct(_: PolicyOptions) -> None:

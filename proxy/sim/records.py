@@ -129,7 +129,8 @@ def summarise(records: Sequence[RequestRecord]) -> dict[str, Any]:
     ends = [r.finished_at for r in records if r.finished_at is not None]
     arrivals = [r.request.at_seconds for r in records]
     span = max(ends, default=0.0) - min(arrivals, default=0.0)
-    arrival_span = max(arrivals, default=0.0) - min(arrivals, default=0.0)
+    last = max(arrivals, default=0.0)
+    arrival_span = last - min(arrivals, default=0.0)
     by_class = {name: [r for r in records if r.request.request_class.name == name] for name in sorted(classes)}
     return {
         "requests": len(records),
@@ -145,7 +146,13 @@ def summarise(records: Sequence[RequestRecord]) -> dict[str, Any]:
         "ttft_s": quantiles(map(_ttft, records), 50, 90, 99),
         "ttft_s_by_class": {name: quantiles(map(_ttft, rs), 50, 90, 99) for name, rs in by_class.items()},
         "ttft_s_by_tenant": {
-            name: {"requests": len(rs), **quantiles(map(_ttft, rs), 50, 90, 99)}
+            name: {
+                "requests": len(rs),
+                "completed_per_s": sum(r.completed and (r.finished_at or inf) < last for r in rs) / arrival_span
+                if arrival_span
+                else None,
+                **quantiles(map(_ttft, rs), 50, 90, 99),
+            }
             for name in sorted({r.request.tenant for r in records} - {""})
             if (rs := [r for r in records if r.request.tenant == name])
         },

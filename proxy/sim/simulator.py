@@ -24,11 +24,12 @@ from proxy.core.scheduler import Scheduler
 from proxy.core.selfreport import EngineReport
 from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
 from proxy.sim.fleet import Clock, Prompt, TimedEngine, direct, microseconds
+from proxy.sim.quotas import Quotas
 from proxy.sim.records import RequestRecord, note_tokens
 from proxy.sim.schedulers import plugin_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from proxy.core.config import SchedulerConfig
     from proxy.core.engine import EngineBelief
@@ -55,6 +56,8 @@ class SimulationConfig:
     """What it takes to move a token's keys and values to another engine: Mistral-7B's 131 kB at 25 GB/s."""
     retries: int = 0
     """How often a client that is refused comes back, each time when the refusal told it to."""
+    quotas: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """Tokens a minute, prompt and output, by tenant: what is beyond is refused before a scheduler hears of it."""
     report_seconds: float = 2.0
     """How often the proxy asks the engines for their own figures."""
 
@@ -127,6 +130,7 @@ class _Run:
         self._tells_deadlines = plugin is not None and plugin.takes_deadlines  # as the proxy does, to those alone
         self._on_action = on_action
         self._retries = config.retries
+        self._quotas = Quotas(config.quotas)
         self._hold_above = config.hold_above if scheduler is None else None
         self._held: deque[ScheduledRequest] = deque()
         self._prefill_engines = config.prefill_engines if scheduler is None else 0
@@ -166,6 +170,8 @@ class _Run:
             min(engines, key=lambda e: e.queued).send(direct(request)._replace(output_tokens=1))
         elif self._scheduler is None:
             list(self.engines.values())[request.index % len(self.engines)].send(direct(request))
+        elif (refusal := self._quotas.begin(request, self.clock.now)) is not None:
+            self._turn_away(self.records[request_id], refusal.reason, refusal.retry_after_seconds)
         else:
             self._waiting[request_id] = self.records[request_id]
             self._feed(Arrived(as_core_request(request)))
@@ -205,6 +211,7 @@ class _Run:
             elif finished:
                 records[request_id].finished_at = now
                 self._unfinished -= 1
+                self._quotas.end(records[request_id].request, records[request_id].tokens, now)
                 if scheduler is not None:
                     self._feed(Ended(request_id))
 
@@ -215,6 +222,7 @@ class _Run:
         record = self.records[sequence_id]
         record.error, record.finished_at = "too long", self.clock.now
         self._unfinished -= 1
+        self._quotas.end(record.request, 0, self.clock.now)
         if self._scheduler is not None:
             self._feed(Ended(sequence_id))
 
@@ -269,6 +277,7 @@ class _Run:
                     raise AssertionError("no simulated engine is ever removed")
                 case Reject(request_id, reason, retry_after_seconds):
                     del self._waiting[request_id]
+                    self._quotas.end(self.records[request_id].request, 0, self.clock.now)
                     self._turn_away(self.records[request_id], reason, retry_after_seconds)
         self._arm()
 

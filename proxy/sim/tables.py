@@ -143,12 +143,17 @@ def _by_class(rows: Mapping[str, dict[str, Any]]) -> Table:
 
 def _by_tenant(rows: Mapping[str, dict[str, Any]]) -> Table:
     tenants = dict.fromkeys(name for row in rows.values() for name in row["median"]["ttft_s_by_tenant"])
-    headings = [(f"{name}\np50", "\np90", "\np99") for name in tenants]
-    table = _table(*(heading for three in headings for heading in three), first="TTFT (s)\nby tenant")
+    headings = [(f"{name}\np50", "\np90", "\np99", "\n(done/s)") for name in tenants]
+    table = _table(*(heading for four in headings for heading in four), first="TTFT (s)\nby tenant")
     for policy, row in rows.items():
         found = row["median"]["ttft_s_by_tenant"]
-        cells = [seconds(found[name][p]) if name in found else "" for name in tenants for p in ("p50", "p90", "p99")]
-        table.add_row(policy, *cells)
+        cells = [
+            (*(seconds(found[name][p]) for p in ("p50", "p90", "p99")), _number(found[name]["completed_per_s"], 3))
+            if name in found
+            else ("", "", "", "")
+            for name in tenants
+        ]
+        table.add_row(policy, *(cell for four in cells for cell in four))
     return table
 
 

@@ -14,8 +14,8 @@ costs = st.integers(1, LONGEST)
 
 def release(shares: FairShares, tokens: int, now: float = 0.0) -> Flow:
     """Release a prompt of whoever is next; nothing is known of its output."""
-    flow = shares.first()
-    shares.open_bill(flow).charge(tokens, now, last=True)
+    flow = shares.first(now)
+    shares.open_bill(flow, now).charge(tokens, now, last=True)
     return flow
 
 
@@ -131,7 +131,7 @@ def test_output_tokens_count_when_the_request_ends() -> None:
     shares = FairShares()
     shares.enter(A)
     shares.enter(B)
-    bill = shares.open_bill(A)
+    bill = shares.open_bill(A, 0.0)
     bill.charge(100, 0.0, last=True)
     release(shares, 100)  # b's
     bill.settle(450)
@@ -142,11 +142,11 @@ def test_outputs_are_expected_as_long_as_the_last_ones_were() -> None:
     shares = FairShares()
     shares.enter(A)
     shares.enter(B)
-    bill = shares.open_bill(A)
+    bill = shares.open_bill(A, 0.0)
     bill.charge(100, 0.0, last=True)
     bill.settle(50)
     assert release(shares, 200) == B
-    bill = shares.open_bill(A)
+    bill = shares.open_bill(A, 0.0)
     bill.charge(100, 0.0, last=True)
     assert [release(shares, 100) for _ in range(2)] == [B, B], "a is charged 100 for its prompt and 100 for its output"
 
@@ -155,18 +155,18 @@ def test_what_an_engine_did_not_start_costs_nothing() -> None:
     shares = FairShares()
     shares.enter(A)
     shares.enter(B)
-    bill = shares.open_bill(A)
+    bill = shares.open_bill(A, 0.0)
     bill.charge(5000, 0.0, last=True)
-    assert shares.first() == B
+    assert shares.first(0.0) == B
     bill.cancel()
-    assert shares.first() == A
+    assert shares.first(0.0) == A
 
 
 def test_a_prompt_in_pieces_costs_as_much_as_a_whole_one() -> None:
     shares = FairShares()
     shares.enter(A)
     shares.enter(B)
-    bill = shares.open_bill(A)
+    bill = shares.open_bill(A, 0.0)
     for upto in (100, 250, 400):
         bill.charge(upto, 0.0, last=upto == 400)
     assert [release(shares, 200) for _ in range(3)] == [B, B, A]
@@ -209,7 +209,7 @@ def test_the_flows_remembered_are_bounded() -> None:
 def test_a_bill_of_a_flow_that_was_forgotten_is_paid_by_nobody() -> None:
     shares = FairShares(remembered=1)
     shares.enter(A)
-    bill = shares.open_bill(A)
+    bill = shares.open_bill(A, 0.0)
     shares.leave(A)
     for other in (B, C):
         shares.enter(other)
@@ -217,7 +217,7 @@ def test_a_bill_of_a_flow_that_was_forgotten_is_paid_by_nobody() -> None:
     bill.charge(100, 0.0, last=True)
     bill.settle(10)
     shares.enter(A)
-    assert shares.first() == A
+    assert shares.first(0.0) == A
 
 
 def test_the_share_of_a_flow_is_that_of_its_class_and_in_it_that_of_its_tenant() -> None:

@@ -221,3 +221,50 @@ def test_a_clock_that_stands_still_refills_nothing() -> None:
 def test_limits_below_one_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         QuotaLimits(requests_per_minute=0)
+
+
+def emptied(tokens_per_minute: int) -> Quota:
+    """A quota of which all was used at time 0."""
+    quota = Quota(QuotaLimits(tokens_per_minute=tokens_per_minute), 0.0)
+    lease = begun(quota)
+    assert quota.reserve(lease, tokens_per_minute, 0, 0.0) is None
+    quota.end(lease, 0.0, prompt_tokens=tokens_per_minute)
+    return quota
+
+
+def told_seconds(quota: Quota, tokens: int, now: float = 0.0) -> float:
+    seconds = refused(quota.reserve(begun(quota, now), tokens, 0, now)).retry_after_seconds
+    assert seconds is not None
+    return seconds
+
+
+def test_those_who_are_refused_at_once_are_told_to_come_one_after_the_other_and_each_gets_in() -> None:
+    quota = emptied(60)
+    told = [told_seconds(quota, tokens) for tokens in (20, 10, 30)]
+    assert told == pytest.approx([20.0, 30.0, 60.0])
+    for at, tokens in zip(told, (20, 10, 30), strict=True):
+        lease = begun(quota, at)
+        assert quota.reserve(lease, tokens, 0, at + 1e-6) is None
+        quota.end(lease, at + 1e-6, prompt_tokens=tokens)
+
+
+def test_a_line_that_is_over_delays_nobody() -> None:
+    quota = emptied(60)
+    assert told_seconds(quota, 20) == pytest.approx(20.0)
+    assert told_seconds(quota, 40, now=30.0) == pytest.approx(10.0), "nobody came back, and 30 are there"
+
+
+def test_nobody_is_told_to_wait_for_longer_than_the_longest_line_holds() -> None:
+    quota = emptied(60)
+    told = [told_seconds(quota, 30) for _ in range(100)]
+    assert told[:4] == pytest.approx([30.0, 60.0, 90.0, 120.0])
+    assert all(60 <= seconds <= 120 for seconds in told[4:])
+    assert len({round(seconds) for seconds in told[4:]}) > 30, "they are spread"
+    assert told_seconds(emptied(60), 60) == pytest.approx(60.0)
+
+
+def test_requests_a_minute_have_a_line_too() -> None:
+    quota = Quota(QuotaLimits(requests_per_minute=6), 0.0)
+    for _ in range(6):
+        quota.end(begun(quota), 0.0)
+    assert [refused(quota.begin(0.0)).retry_after_seconds for _ in range(3)] == pytest.approx([10.0, 20.0, 30.0])

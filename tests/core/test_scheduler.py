@@ -761,5 +761,5 @@ def test_an_answer_longer_than_an_engine_can_hold_is_not_believed(kv_tokens: int
     play.arrive("a", 100, tenant="t")
     play.handle(Ended("a", 2**31 - 1), 1.0)
     ((_, shares),) = play.scheduler.ledger.backlog.shares()
-    (account,) = shares.accounts()
+    (account,) = shares.accounts(1.0)
     assert account.expected_output_tokens == most

@@ -49,6 +49,7 @@ configs = st.builds(
     max_queue_tokens=st.sampled_from([None, None, 1000]),
     max_queue_bytes=st.sampled_from([100, 1 << 20, 1 << 20]),
     no_engine_retry_seconds=st.just(5.0),
+    tenant_guarantees=st.sampled_from([{}, {"a": 60_000}, {"a": 100, "b": 1_000_000}]),
 )
 limits = st.builds(
     make_limits,

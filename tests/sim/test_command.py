@@ -115,6 +115,8 @@ def test_rows_left_out_of_a_trace_are_told(simulate: Simulate, tmp_path: Path) -
         (["--trace", "nowhere.csv"], "cannot read the trace 'nowhere.csv'"),
         (["--class", "a:0.5"], "--class: the shares add up to 0.5, not 1"),
         (["--class", "a:0.5", "--class", "a:0.5"], "--class: two classes have the same name"),
+        (["--tenants", "a=1,b=2", "--quota", "c=5"], "--quota: c is none of --tenants"),
+        (["--guarantee", "a=5"], "--guarantee: a is none of --tenants"),
         (["--token-budget", "64"], "the token budget must hold one token of every sequence"),
     ],
 )

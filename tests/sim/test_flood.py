@@ -64,3 +64,42 @@ def test_the_flood_is_refused_and_not_the_calm() -> None:
         refused = Counter(r.request.tenant for r in result.records if r.error)
         assert refused["flood"] > 100
         assert refused["calm"] == 0
+
+
+def ttft_of_the_calm(flood: float, config: SchedulerConfig) -> list[float]:
+    """Sorted. The calm tenant's requests are the same, and come at the same times, whatever the other sends."""
+    drawn = draw_workload(
+        sharegpt_like(2000),
+        rate=0.5 * (1 + flood),
+        requests=round(150 * (1 + flood)),
+        seed=1,
+        tenants={"calm": 1.0, "flood": flood},
+    )
+    result = simulate(drawn, SimulationConfig(), config)
+    return sorted(r.ttft_seconds or float("inf") for r in result.records if r.request.tenant == "calm")[-150:]
+
+
+def test_with_guarantees_and_head_room_a_flood_hardly_moves_the_ttft_of_another() -> None:
+    """Beside ten times what the other was guaranteed as beside once."""
+    config = SchedulerConfig(gate=GateConfig(tenant_headroom=0.8), tenant_guarantees={"calm": 170_000, "flood": 85_000})
+    beside, flooded, shared = (
+        ttft_of_the_calm(flood, found)
+        for flood, found in ((1.0, SchedulerConfig()), (10.0, config), (10.0, SchedulerConfig()))
+    )
+    for part in (0.5, 0.9):
+        at = int(part * 150)
+        assert flooded[at] < 1.15 * beside[at]
+        assert shared[at] > 1.5 * beside[at]
+
+
+def test_two_tenants_that_both_flood_lose_nothing_by_head_room() -> None:
+    drawn = draw_workload(sharegpt_like(2000), rate=8.0, requests=800, seed=1, tenants={"one": 1.0, "other": 1.0})
+    done: list[int] = []
+    for config in (
+        SchedulerConfig(),
+        SchedulerConfig(gate=GateConfig(tenant_headroom=0.8), tenant_guarantees={"one": 60_000}),
+    ):
+        result = simulate(drawn, SimulationConfig(), config)
+        last = max(r.request.at_seconds for r in result.records)
+        done.append(sum(r.completed and (r.finished_at or last) < last for r in result.records))
+    assert done[1] > 0.95 * done[0]

@@ -29,6 +29,8 @@ def test_defaults_are_the_papers_set_up(parse: Parse) -> None:
         "trace": "sharegpt-like",
         "classes": None,
         "tenants": None,
+        "guarantee": {},
+        "quota": {},
         "profile": "rtx6000ada",
         "engines": 1,
         "token_budget": 512,
@@ -80,6 +82,8 @@ def test_lists_and_classes_are_read_in_order(parse: Parse) -> None:
         (["--class", "a:2"], "the share lies in (0, 1]"),
         (["--class", "strict"], "a class is NAME:SHARE[:tbt=SECONDS][:ttft=SECONDS][:weight=WEIGHT], not 'strict'"),
         (["--tenants", "a=0"], "tenants are NAME=PART[,NAME=PART]"),
+        (["--guarantee", "a"], "what tenants get is NAME=TOKENS[,NAME=TOKENS]"),
+        (["--quota", "a=0.5"], "what tenants get is NAME=TOKENS[,NAME=TOKENS]"),
         (["--profile", "gtx"], "no profile 'gtx': there are rtx6000ada, "),
     ],
 )
