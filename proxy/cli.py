@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import errno
+import os
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -99,6 +100,7 @@ def _serve(arguments: Sequence[str]) -> int:
     from proxy.configfile import ConfigError  # noqa: PLC0415
     from proxy.configload import advice, load_settings  # noqa: PLC0415
     from proxy.server.run import serve  # noqa: PLC0415
+    from proxy.server.workers import Place, Supervisor  # noqa: PLC0415
     from proxy.telemetry.decisionlog import DecisionLogError  # noqa: PLC0415
     from proxy.telemetry.logs import set_up_logging  # noqa: PLC0415
     from proxy.telemetry.otlp import TelemetryUnavailableError  # noqa: PLC0415
@@ -110,6 +112,8 @@ def _serve(arguments: Sequence[str]) -> int:
         for line in advice(settings, sources):
             print(f"slai-proxy: {line}", file=sys.stderr)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            if settings.workers > 1 and Place.from_environment(os.environ) is None:
+                return runner.run(Supervisor(settings, arguments).run())
             runner.run(serve(settings, lambda: load_settings(arguments, "slai-proxy serve")[0]))
     except (ConfigError, DecisionLogError, StateDirError, TelemetryUnavailableError) as error:
         print(f"slai-proxy: {error}", file=sys.stderr)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import (
     Field,
     PositiveInt,
+    SecretStr,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -31,6 +32,7 @@ from proxy.entries import ClassSettings, Positive, Seconds, TenantSettings
 from proxy.keys import KeyTable, read_keys
 from proxy.mistakes import example
 from proxy.sim.profiles import checked_profile
+from proxy.store.address import check_url
 from proxy.upstream.sources import check_entry, is_engine
 from proxy.wire.tenants import Tenants, TenantSource
 
@@ -70,6 +72,11 @@ class Settings(BaseSettings):
     """Address to listen on; 0.0.0.0 for all."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """Port to listen on; 0 takes a free one."""
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes that serve the port, at best as many as the machine has cores to spare; all of them are one queue.
+    More than one meet at --redis, or at a server of their own (extra slai-proxy[workers]), and need --engines. The
+    debug port of the second is --debug-port + 1, and so on."""
+
     tls_cert: Path | None = None
     """PEM file with the certificate for clients, and those that vouch for it: https instead of http, TLS 1.2 or later.
     Read anew when it changes."""
@@ -127,6 +134,13 @@ class Settings(BaseSettings):
     """Share of every engine (KV cache and slots) that a tenant with a queue leaves free while another, active in the
     last minute or two, has none: a fuller engine has longer steps, for everybody. 0 is all throughput. What a tenant is
     guaranteed need leave nothing free (see tenants)."""
+
+    redis: SecretStr | None = None
+    """URL of a Redis or Valkey server at which several proxies meet, to be one queue before the same engines:
+    redis://, rediss:// (TLS), unix://, redis+cluster://HOST:PORT, redis+sentinel://HOST:PORT/NAME; better told by
+    SLAI_REDIS if there is a password in it. Left out: this proxy is the only one. Needs the extra slai-proxy[redis]."""
+    redis_pool: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "default"
+    """Name of the fleet: proxies of one name, with the same engines and settings, are one queue."""
 
     tiles: bool = False
     """Cut long prompts into tiles, one per engine step (needs engines with prefix caching and a token budget of 2048
@@ -261,6 +275,14 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_workers(self) -> Settings:
+        if self.workers > 1 and not self.engines:
+            raise ValueError("several workers need engines: each would simulate its own")
+        if self.workers > 1 and self.decision_log is not None:
+            raise ValueError("a decision log is of one process: it does not go together with several workers")
+        return self
+
+    @model_validator(mode="after")
     def _check_ports(self) -> Settings:
         if self.port and self.port == self.debug_port:
             raise ValueError(f"--debug-port and --port are both {self.port}")
@@ -272,6 +294,13 @@ class Settings(BaseSettings):
             if getattr(self, key) is not None and getattr(self, certificate) is None:
                 raise ValueError(f"{key} needs {certificate}")
         return self
+
+    @field_validator("redis")
+    @classmethod
+    def _check_redis(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            check_url(value.get_secret_value())
+        return value
 
     @model_validator(mode="after")
     def _check_policy(self) -> Settings:

@@ -37,6 +37,8 @@ _VALUES = {
     "keys": "JSON",
     "keys_file": "FILE",
     "decision_log": "FILE",
+    "redis": "URL",
+    "redis_pool": "NAME",
     "state_dir": "DIR",
     "otlp_endpoint": "URL",
 }
@@ -46,6 +48,8 @@ SECTIONS = {
     "host": "addresses, TLS and the engines' keys",
     "token_budget": "the engines' own limits, as they were started with",
     "policy": "order, queue and release",
+    "redis": "a fleet of proxies",
+    "tiles": "tiles",
     "classes": "classes, tenants and API keys",
     "max_body_bytes": "limits on clients, and time limits",
     "decision_log": "logs, debugging and traces",

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from proxy.config import Settings
+from proxy.core.fleet import Member
+from proxy.core.scheduler import Scheduler
 from proxy.server.app import PROXY, create_app
 from proxy.server.notify import Notifier
 from proxy.server.reload import Reloader
+from proxy.telemetry.metrics import FleetCounts
 from reference.markdown import table
 
 if TYPE_CHECKING:
@@ -42,6 +45,7 @@ _SECTIONS = {
     "Engines": ("slai_engine",),
     "Tiles": ("slai_slice",),
     "Tenants": ("slai_tenant",),
+    "Replicas that are one queue": ("slai_fleet",),
     "The proxy itself": ("slai_",),
 }
 _END = "`process_*` and `python_*` are those of `prometheus_client`: memory, processor time, open files, garbage collection."
@@ -60,6 +64,7 @@ async def _shown() -> tuple[dict[str, Name], list[Metric]]:
     await runner.setup()
     try:
         metrics = runner.app[PROXY].metrics
+        metrics.watch_fleet(Member("", Scheduler()), FleetCounts())
         Reloader(Settings(), Settings, lambda *_: None, asyncio.Event(), Notifier()).tell(metrics)
         return metrics.names(), metrics.collect()
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import logging
 import secrets
@@ -22,8 +23,8 @@ from proxy.server.access import CALLER, Access, admit, guard
 from proxy.server.answers import STARTED, end_by_closing, error_response, leave_untyped
 from proxy.server.bodies import expect_later, limit_bodies
 from proxy.server.connections import Connections, limit_connections, note_requests
-from proxy.server.driver import Driver
 from proxy.server.files import DebugKey, Files, read_files
+from proxy.server.fleet import Fleet, drive
 from proxy.server.generate import Generator
 from proxy.server.lag import watch_lag
 from proxy.server.passthrough import PassThrough
@@ -45,7 +46,10 @@ from proxy.wire.fingerprint import Fingerprinter
 
 if TYPE_CHECKING:
     from proxy.config import Settings
+    from proxy.core.config import SchedulerConfig
+    from proxy.server.driver import Driver
     from proxy.server.reload import Reloader
+    from proxy.server.workers import Place
     from proxy.telemetry.tracing import Tracing
     from proxy.upstream.credentials import EngineTrust
 
@@ -70,6 +74,10 @@ class Proxy:
     """What opens the debug port; ``None``: it is open."""
     chronicle: Chronicle | None = None
     """There where somebody may ask for it."""
+    fleet: Fleet | None = None
+    """There where several replicas share one queue."""
+    place: Place | None = None
+    """There where it is one of several processes behind one port."""
     draining: bool = False
     reloader: Reloader | None = None
     """There where the settings can be read anew."""
@@ -118,19 +126,12 @@ def create_app(
 
     async def life(app: web.Application) -> AsyncIterator[None]:
         classes, rules = settings.request_classes(), settings.scheduler_config()
-        log: DecisionLog | None = None
-        if settings.decision_log is not None:
-            log = DecisionLog(LogFile(settings.decision_log, rules, most_bytes=settings.decision_log_bytes))
-        scheduler = Scheduler(rules) if log is None else RecordedScheduler(rules, log.record)
+        scheduler, log = _decide(settings, rules)
         chronicle = None if settings.debug_port is None else Chronicle()
         sizes = PromptSizes()
         metrics = Metrics(scheduler, classes, settings.tenants, sizes)
-        driver = Driver(
-            scheduler,
-            asyncio.get_running_loop(),
-            observe=None if chronicle is None else chronicle.observe,
-            on_decision=metrics.record_decision,
-        )
+        driver, fleet = drive(settings, scheduler, metrics, None if chronicle is None else chronicle.observe)
+        secret = secrets.token_bytes(32) if fleet is None else await fleet.secret()
         client = EngineClient(Timeouts(settings.connect_timeout_seconds, settings.idle_timeout_seconds), trust)
         # It reads a small file, and nobody is served yet.
         knowledge = None if settings.state_dir is None else Knowledge.load(settings.state_dir)
@@ -158,6 +159,7 @@ def create_app(
             trust,
             files.debug_key,
             chronicle,
+            fleet,
         )
         app[GENERATOR] = Generator(
             driver,
@@ -165,10 +167,10 @@ def create_app(
             metrics,
             telemetry.tracing,
             sizes,
-            Fingerprinter(secrets.token_bytes(32)),
+            Fingerprinter(hmac.digest(secret, b"fingerprints", "sha256")),
             classes,
             classes[settings.default_class],
-            settings.tenant_reader(secrets.token_bytes(32)),
+            settings.tenant_reader(hmac.digest(secret, b"tenants", "sha256")),
             rules.tiles,
             settings.aliases,
             chronicle,
@@ -186,20 +188,26 @@ def create_app(
         # Before the first request: who is there? An engine that is down now costs no more than its refusal.
         await discovery.look_first()
         await prober.look_first()
+        if fleet is not None:
+            await fleet.join()
+        running = {
+            "probes": prober.run(),
+            "discovery": discovery.run(),
+            "loop lag": watch_lag(metrics.record_lag),
+            "metrics": telemetry.run(metrics),
+        }
+        running |= {} if fleet is None else {"fleet": fleet.run()}
+        running |= {} if log is None else {"decision log": log.run()}
+        if knowledge is not None:
+            running["knowledge"] = knowledge.run(lambda: prober.identify(scheduler.engines))
         async with asyncio.TaskGroup() as group:
-            background = [group.create_task(prober.run(), name="probes")]
-            background.append(group.create_task(discovery.run(), name="discovery"))
-            background.append(group.create_task(watch_lag(metrics.record_lag), name="loop lag"))
-            background.append(group.create_task(telemetry.run(metrics), name="metrics"))
-            if log is not None:
-                background.append(group.create_task(log.run(), name="decision log"))
-            if knowledge is not None:
-                keeping = knowledge.run(lambda: prober.identify(scheduler.engines))
-                background.append(group.create_task(keeping, name="knowledge"))
+            background = [group.create_task(task, name=name) for name, task in running.items()]
             yield
             for task in background:
                 task.cancel()
         driver.close()
+        if fleet is not None:
+            await fleet.leave()
         if log is not None:
             await log.close()
         if knowledge is not None:
@@ -234,6 +242,14 @@ def _route(app: web.Application) -> None:
     app.router.add_get("/health", _readyz)
     app.router.add_get("/metrics", _metrics)
     app.router.add_route("*", "/{path:.*}", _pass_through, expect_handler=expect_later)
+
+
+def _decide(settings: Settings, rules: SchedulerConfig) -> tuple[Scheduler, DecisionLog | None]:
+    """Make the scheduler, and the log of what it decides if there is to be one."""
+    if settings.decision_log is None:
+        return Scheduler(rules), None
+    log = DecisionLog(LogFile(settings.decision_log, rules, most_bytes=settings.decision_log_bytes))
+    return RecordedScheduler(rules, log.record), log
 
 
 def _discover(app: web.Application, prober: Prober, metrics: Metrics) -> Discovery:
@@ -295,7 +311,8 @@ async def _readyz(request: web.Request) -> web.Response:
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    return await scraped(request.app[PROXY].metrics, request)
+    proxy = request.app[PROXY]
+    return await scraped(proxy.metrics, request, proxy.place)
 
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

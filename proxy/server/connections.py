@@ -300,11 +300,14 @@ class Site(web.BaseSite):
         *,
         tls: ssl.SSLContext | None = None,
         backlog: int = 4096,
+        shared: bool = False,
     ) -> None:
+        """``shared``: with other processes, among which the system deals the connections out."""
         super().__init__(runner, ssl_context=tls, backlog=backlog)
         self._connections = connections
         self._host = host
         self._port = port
+        self._shared = shared
 
     @property
     def name(self) -> str:
@@ -326,6 +329,7 @@ class Site(web.BaseSite):
             self._port,
             ssl=tls,
             backlog=self._backlog,
+            reuse_port=self._shared or None,
             ssl_handshake_timeout=None if tls is None else _HANDSHAKE_SECONDS,
             ssl_shutdown_timeout=None if tls is None else _SHUTDOWN_SECONDS,
         )

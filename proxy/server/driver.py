@@ -17,6 +17,7 @@ from proxy.core.events import Arrived, Ended, Event, NotStarted, TokensProduced
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from proxy.core.fleet import Member
     from proxy.core.request import Request
     from proxy.core.scheduler import Scheduler
     from proxy.telemetry.chronicle import Observe
@@ -33,16 +34,20 @@ class Driver:
         scheduler: Scheduler,
         loop: asyncio.AbstractEventLoop,
         *,
+        decider: Member | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_action: Callable[[Action, float], None] | None = None,
         observe: Observe | None = None,
         on_decision: Callable[[type[Event] | None, list[Action], float | None], None] | None = None,
     ) -> None:
-        """``clock`` must run with the loop's own: uvloop's shows whole milliseconds, too coarse to time tokens with.
+        """Let ``decider`` decide, of whom ``scheduler`` is the part to look at; by default the scheduler itself does.
+
+        ``clock`` must run with the loop's own: uvloop's shows whole milliseconds, too coarse to time tokens with.
 
         ``on_decision`` is told what came of which event (``None``: a tick), and of how many seconds' work if known.
         """
         self.scheduler = scheduler
+        self._decider = decider or scheduler
         self._clock = clock
         self._loop = loop
         self._on_action = on_action
@@ -86,14 +91,14 @@ class Driver:
 
     def on_tokens(self, request_id: str, chunks: int, now: float) -> None:
         """Tell of a read with token-bearing chunks; the path of every token, so kept short."""
-        if actions := self.scheduler.on_tokens(request_id, chunks, now):
+        if actions := self._decider.on_tokens(request_id, chunks, now):
             if self._observe is not None:
                 self._observe(TokensProduced(request_id, chunks), actions, now)
             if self._on_decision is not None:
                 self._on_decision(
                     TokensProduced, actions, None
                 )  # looking at the clock twice for each token is not free
-            self._perform(actions, now)
+            self.perform(actions, now)
 
     def end(
         self,
@@ -116,12 +121,12 @@ class Driver:
     def feed(self, event: Event) -> None:
         """Tell the scheduler what happened and do what it wants done."""
         now, began = self.now(), time.perf_counter()
-        actions = self.scheduler.handle(event, now)
+        actions = self._decider.handle(event, now)
         if self._on_decision is not None:
             self._on_decision(type(event), actions, time.perf_counter() - began)
         if self._observe is not None:
             self._observe(event, actions, now)
-        self._perform(actions, now)
+        self.perform(actions, now)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -131,7 +136,8 @@ class Driver:
         ticket = self._tickets[request_id] = self._loop.create_future()
         return ticket
 
-    def _perform(self, actions: list[Action], now: float) -> None:
+    def perform(self, actions: list[Action], now: float) -> None:
+        """Do what was decided, and see to it that the next due time is kept."""
         for action in actions:
             if self._on_action is not None:
                 self._on_action(action, now)
@@ -148,7 +154,7 @@ class Driver:
         self._arm()
 
     def _arm(self) -> None:
-        deadline = self.scheduler.next_deadline()
+        deadline = self._decider.next_deadline()
         if self._timer is not None:
             if deadline is not None and self._timer_at <= deadline:
                 return  # fires early enough, and finds nothing to do if that is too early
@@ -161,9 +167,9 @@ class Driver:
         self._timer = None
         # A loop may call a timer up to one clock tick early; the scheduler would find nothing due and ask again.
         now, began = max(deadline, self.now()), time.perf_counter()
-        actions = self.scheduler.tick(now)
+        actions = self._decider.tick(now)
         if self._on_decision is not None:
             self._on_decision(None, actions, time.perf_counter() - began)
         if self._observe is not None:
             self._observe(None, actions, now)
-        self._perform(actions, now)
+        self.perform(actions, now)

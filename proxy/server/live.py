@@ -20,6 +20,7 @@ from proxy.telemetry.chronicle import Stage
 
 if TYPE_CHECKING:
     from proxy.core.engine import EngineBelief
+    from proxy.core.fleet import Member
     from proxy.server.app import Proxy
     from proxy.telemetry.chronicle import Chronicle, Story
 
@@ -80,6 +81,7 @@ def view(proxy: Proxy, chronicle: Chronicle, now: float) -> dict[str, Any]:
     return {
         "ready": proxy.ready,
         "draining": proxy.draining,
+        "fleet": None if proxy.fleet is None else _fleet(proxy.fleet.member),
         "waiting": scheduler.waiting,
         "waiting_tokens": scheduler.waiting_tokens,
         "in_flight": scheduler.dispatched,
@@ -122,6 +124,10 @@ def _waits(waited: list[tuple[float, int]]) -> dict[str, Any]:
         "waited_median": seconds[len(seconds) // 2],
         "waited_longest": seconds[-1],
     }
+
+
+def _fleet(member: Member) -> dict[str, Any]:
+    return {"id": member.id, "role": member.role, "leader": member.leader, "replicas": member.replicas}
 
 
 def _went_wrong(story: Story) -> bool:

@@ -20,6 +20,8 @@ from proxy.server.reconfigure import put_in_force
 from proxy.server.reload import Reloader
 from proxy.server.runner import Runner
 from proxy.server.tasks import Tasks
+from proxy.server.worker import be_worker
+from proxy.server.workers import Place
 from proxy.sim.engine import EngineConfig
 from proxy.sim.http import start_engines, stop_engines
 from proxy.sim.profiles import find_profile
@@ -97,11 +99,26 @@ async def serve(settings: Settings, load: Callable[[], Settings] | None = None) 
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         proxy = app[PROXY]
-        site = Site(runner, proxy.connections, settings.host, settings.port, tls=files.tls, backlog=_BACKLOG)
+        place = Place.from_environment(os.environ)
+        site = Site(
+            runner,
+            proxy.connections,
+            settings.host,
+            settings.port,
+            tls=files.tls,
+            backlog=_BACKLOG,
+            shared=place is not None,
+        )
         await site.start()
+        if place is not None:
+            await stack.enter_async_context(be_worker(place, proxy, signals.stop.set))
         tasks = Tasks()
         debugging = await _start_debugging(proxy, stack, tasks)
-        _greet(proxy, runner, debugging, limits, simulated=simulated is not None)
+        greeting = _greeting(proxy, runner, debugging, limits, simulated=simulated is not None)
+        if place is None:
+            print(greeting, file=sys.stderr, flush=True)  # noqa: T201 - to whoever started it, not to the log
+        else:
+            place.greeting.write_text(greeting)  # told once, when all are ready
         tasks.spawn(proxy.connections.run(), "connections")
         tasks.spawn(notifier.run(), "watchdog")
         if load is not None:
@@ -149,9 +166,9 @@ async def _start_debugging(proxy: Proxy, stack: AsyncExitStack, tasks: Tasks) ->
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/debug"
 
 
-def _greet(
+def _greeting(
     proxy: Proxy, runner: web.AppRunner, debugging: str | None, limits: EngineLimits, *, simulated: bool
-) -> None:
+) -> str:
     host, port, *_ = runner.addresses[0]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     url = f"{'http' if proxy.settings.tls_cert is None else 'https'}://{host}:{port}"
@@ -160,12 +177,13 @@ def _greet(
     body = f'{{"model": "{models[0] if models else "MODEL"}", "stream": true, "max_tokens": 20, "prompt": "Hello"}}'
     engines = f"{up} of {len(proxy.scheduler.engines)} engines"
     engines += " (simulated ones: no --engines are given)" if simulated else ""
+    engines += f" in {proxy.settings.workers} processes" if proxy.settings.workers > 1 else ""
     tiles = " with tiles" if proxy.settings.tiles else ""
     key = "-H 'Authorization: Bearer KEY' " if proxy.settings.needs_keys else ""
     rules = (
         f"policy {proxy.settings.policy}{tiles}, token budget {limits.token_budget}, {limits.max_num_seqs} sequences"
     )
-    print(  # noqa: T201 - to whoever started it, not to the log
+    return (
         f"slai-proxy listens on {url} and schedules for {engines}: {rules}\n"
         + "".join(f"  {e.id} {'up' if e.up else 'down'}\n" for e in proxy.scheduler.engines)
         + f"Try it:\n  curl -N {url}/v1/completions {key}-H 'Content-Type: application/json' -d '{body}'\n"
@@ -174,7 +192,5 @@ def _greet(
             if debugging
             else ""
         )
-        + f"Metrics: {url}/metrics    Stop: Ctrl-C",
-        file=sys.stderr,
-        flush=True,
+        + f"Metrics: {url}/metrics    Stop: Ctrl-C"
     )

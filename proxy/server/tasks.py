@@ -26,3 +26,8 @@ class Tasks:
     def cancel(self) -> None:
         for task in list(self._tasks):
             task.cancel()
+
+    async def end(self) -> None:
+        """Cancel them, and wait until they have ended."""
+        self.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

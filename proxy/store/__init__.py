@@ -1,1 +1,1 @@
-"""State shared between replicas: who lives, who leads, letters, and what has to outlive a replica."""
+"""State shared between replicas: who lives, who leads, letters, and what all of them have to know."""

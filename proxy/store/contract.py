@@ -1,6 +1,6 @@
 """What a fleet needs of the place where its replicas meet.
 
-A store knows which replicas live, lets one of them lead, carries letters, and keeps what has to outlive a replica. It
+A store knows which replicas live, lets one of them lead, carries letters, and keeps what all of them have to know. It
 decides nothing about requests: that is the affair of whoever leads (``core.fleet``).
 """
 
@@ -62,16 +62,8 @@ class StateStore(Protocol):
         """
         ...
 
-    async def get(self, name: str) -> bytes | None:
-        """Return what was put under a name, if it is still there.
-
-        Raises:
-            StoreError: as ``beat``.
-        """
-        ...
-
-    async def put(self, name: str, value: bytes, keep_seconds: float) -> None:
-        """Keep a value under a name.
+    async def share(self, name: str, value: bytes) -> bytes:
+        """Keep a value under a name unless there is one already, and return the one that is kept.
 
         Raises:
             StoreError: as ``beat``; it may have been kept.

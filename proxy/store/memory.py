@@ -18,7 +18,7 @@ class MemoryStore:
         self._clock = clock
         self._register = Register()
         self._listeners: dict[str, Callable[[bytes], None]] = {}
-        self._kept: dict[str, tuple[bytes, float]] = {}
+        self._shared: dict[str, bytes] = {}
 
     async def beat(self, replica: str, life_seconds: float, *, willing: bool = True) -> Standing:
         return self._register.beat(replica, life_seconds, self._clock(), willing=willing)
@@ -44,12 +44,8 @@ class MemoryStore:
             if self._listeners.get(replica) is on_letter:
                 del self._listeners[replica]
 
-    async def get(self, name: str) -> bytes | None:
-        value, until = self._kept.get(name, (None, 0.0))
-        return value if until > self._clock() else None
-
-    async def put(self, name: str, value: bytes, keep_seconds: float) -> None:
-        self._kept[name] = value, self._clock() + keep_seconds
+    async def share(self, name: str, value: bytes) -> bytes:
+        return self._shared.setdefault(name, value)
 
     async def close(self) -> None:
         self._listeners.clear()

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import redis.asyncio as aioredis
@@ -22,10 +21,11 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from proxy.core.fleet import Standing
+from proxy.store.address import check_url
 from proxy.store.contract import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
 VERSION = "v1"
 """Of keys, letters and functions: replicas of another version are another pool."""
@@ -35,6 +35,8 @@ _RECONNECT_SECONDS = (0.05, 1.0)
 _PING_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class RedisStore:
@@ -51,6 +53,7 @@ class RedisStore:
         """``finders``: clients of those who tell where the server is; they end with the store."""
         self._client = client
         self._finders = finders
+        self._calls: set[asyncio.Future[Any]] = set()
         self._timeout_seconds = timeout_seconds
         self._prefix = f"slai:{{{pool}}}:{VERSION}"
         self._lease, self._members = f"{self._prefix}:lease", f"{self._prefix}:members"
@@ -74,40 +77,35 @@ class RedisStore:
 
     async def beat(self, replica: str, life_seconds: float, *, willing: bool = True) -> Standing:
         life = round(life_seconds * _MICROSECONDS)
-        async with self._bounded():
-            leader, epoch, left, members = await self._beat(
-                keys=(self._lease, self._members), args=(replica, life, int(willing))
-            )
+        leader, epoch, left, members = await self._bounded(
+            self._beat(keys=(self._lease, self._members), args=(replica, life, int(willing)))
+        )
         names = frozenset(name.decode() for name in members)
         return Standing(leader.decode(), int(epoch), int(left) / _MICROSECONDS, names)
 
     async def resign(self, replica: str) -> None:
-        async with self._bounded():
-            await self._resign(keys=(self._lease, self._members), args=(replica,))
+        await self._bounded(self._resign(keys=(self._lease, self._members), args=(replica,)))
 
     async def post(self, to: str, letter: bytes) -> None:
-        async with self._bounded():
-            await self._client.publish(self._channel(to), letter)
+        await self._bounded(self._client.publish(self._channel(to), letter))
 
     async def post_as_leader(self, to: str, letter: bytes, replica: str, epoch: int) -> bool:
-        async with self._bounded():
-            sent = await self._post(keys=(self._lease,), args=(replica, epoch, self._channel(to), letter))
-        return bool(sent)
+        arguments = (replica, epoch, self._channel(to), letter)
+        return bool(await self._bounded(self._post(keys=(self._lease,), args=arguments)))
 
     async def listen(self, replica: str, on_letter: Callable[[bytes], None]) -> None:
         pause, longest = _RECONNECT_SECONDS
         while True:
             try:
                 async with self._client.pubsub() as subscription:
-                    async with self._bounded():
-                        await subscription.subscribe(self._channel(replica))
+                    await self._bounded(subscription.subscribe(self._channel(replica)))
                     pause = _RECONNECT_SECONDS[0]
                     while True:
                         # A connection that is cut without a word would never tell: a ping does.
-                        found = await subscription.get_message(timeout=_PING_SECONDS)
+                        waiting = subscription.get_message(timeout=_PING_SECONDS)
+                        found = await self._bounded(waiting, _PING_SECONDS + self._timeout_seconds)
                         if found is None:
-                            async with self._bounded():
-                                await subscription.ping()
+                            await self._bounded(subscription.ping())
                         elif found["type"] == "message":
                             on_letter(found["data"])
             except (RedisError, OSError, StoreError) as error:
@@ -115,32 +113,46 @@ class RedisStore:
                 await asyncio.sleep(pause)
                 pause = min(longest, 2 * pause)
 
-    async def get(self, name: str) -> bytes | None:
-        async with self._bounded():
-            found = await self._client.get(f"{self._prefix}:kept:{name}")
-        assert not isinstance(found, str)  # answers are not decoded
+    async def share(self, name: str, value: bytes) -> bytes:
+        key = f"{self._prefix}:shared:{name}"
+        await self._bounded(self._client.set(key, value, nx=True))
+        found = await self._bounded(self._client.get(key))
+        if not isinstance(found, bytes):
+            raise StoreError(f"{key} was lost at once")
         return found
 
-    async def put(self, name: str, value: bytes, keep_seconds: float) -> None:
-        async with self._bounded():
-            await self._client.set(f"{self._prefix}:kept:{name}", value, px=round(keep_seconds * 1e3))
-
     async def close(self) -> None:
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=self._timeout_seconds)  # they have been cancelled
         for client in (self._client, *self._finders):
             await client.aclose()
 
     def _channel(self, replica: str) -> str:
         return f"{self._prefix}:to:{replica}"
 
-    @asynccontextmanager
-    async def _bounded(self) -> AsyncIterator[None]:
+    async def _bounded(self, call: Awaitable[T], seconds: float | None = None) -> T:
+        """Wait for an answer, but not longer than the store may take, and not when cancelled.
+
+        In a task of its own, as the client does not always end when it is told to.
+        """
+        calling = asyncio.ensure_future(call)
+        self._calls.add(calling)
+        calling.add_done_callback(self._forget)
+        limit = self._timeout_seconds if seconds is None else seconds
         try:
-            async with asyncio.timeout(self._timeout_seconds):  # the wait for a connection of the pool, too
-                yield
-        except TimeoutError:
-            raise StoreError(f"no answer within {self._timeout_seconds:g} s") from None
+            await asyncio.wait((calling,), timeout=limit)
+            if calling.done():
+                return calling.result()
         except (RedisError, OSError) as error:
             raise StoreError(f"{type(error).__name__}: {error}") from error
+        finally:
+            calling.cancel()
+        raise StoreError(f"no answer within {limit:g} s")
+
+    def _forget(self, call: asyncio.Future[Any]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # of one that nobody waits for any more
 
 
 def _script(name: str) -> str:
@@ -154,7 +166,7 @@ def _connect(url: str, timeout_seconds: float) -> tuple[aioredis.Redis | RedisCl
         "socket_connect_timeout": timeout_seconds,
         "retry": Retry(NoBackoff(), 0),
     }
-    parts = urlsplit(url)
+    parts = urlsplit(check_url(url))
     match parts.scheme:
         case "redis" | "rediss" | "unix":
             pool = aioredis.BlockingConnectionPool.from_url(
@@ -167,16 +179,12 @@ def _connect(url: str, timeout_seconds: float) -> tuple[aioredis.Redis | RedisCl
         case "redis+sentinel":
             nodes = [_host_and_port(node) for node in parts.netloc.rpartition("@")[2].split(",")]
             name = parts.path.strip("/")
-            if not name:
-                raise ValueError("a sentinel's URL ends with the name of the master: redis+sentinel://HOST:PORT/NAME")
             options |= {"username": parts.username, "password": parts.password}
             options |= {key: values[-1] for key, values in parse_qs(parts.query).items() if key == "db"}
             sentinel = Sentinel(nodes, socket_timeout=timeout_seconds)  # type: ignore[no-untyped-call]
             return sentinel.master_for(name, **options), sentinel.sentinels
-        case _:
-            raise ValueError(
-                f"no URL of a Redis server: {parts.scheme}://...; one begins with redis://, rediss:// or unix://"
-            )
+        case scheme:
+            raise ValueError(f"no URL of a Redis server: {scheme}")
 
 
 def _host_and_port(node: str) -> tuple[str, int]:

@@ -11,7 +11,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 from live_proxy import until
-from test_serve import FAST, JSON, body_of, serving, spawn
+from serving_process import serving, spawn
+from test_serve import FAST, JSON, body_of
 
 from proxy.config import Settings
 from proxy.configload import load_settings

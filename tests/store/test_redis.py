@@ -39,8 +39,8 @@ async def running(directory: Path, *options: str) -> AsyncIterator[RedisServer]:
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[RedisStore]:
-    store = RedisStore.from_url(url, "tests", TIMEOUT_SECONDS)
+async def opened(url: str, timeout_seconds: float = 5.0) -> AsyncIterator[RedisStore]:
+    store = RedisStore.from_url(url, "tests", timeout_seconds)
     try:
         yield store
     finally:
@@ -73,9 +73,10 @@ async def test_a_dead_server_is_an_error_at_once_and_its_successor_is_used(
 
 
 async def test_a_server_that_hangs_is_an_error_in_time_for_all_who_ask_and_back_when_it_wakes(
-    server: RedisServer, store: RedisStore
+    server: RedisServer,
 ) -> None:
-    await store.beat("a", 1.0)
+    store = RedisStore.from_url(server.url, "tests", TIMEOUT_SECONDS)
+    await _eventually(store)
     os.kill(server.pid, signal.SIGSTOP)
     try:
         began = monotonic()
@@ -85,6 +86,7 @@ async def test_a_server_that_hangs_is_an_error_in_time_for_all_who_ask_and_back_
     finally:
         os.kill(server.pid, signal.SIGCONT)
     assert (await _eventually(store)).leader == "a"
+    await store.close()
 
 
 async def test_a_flushed_server_forgets_all_but_that_epochs_grow(server: RedisServer, store: RedisStore) -> None:
@@ -118,6 +120,19 @@ async def test_letters_come_again_after_a_restart(server: RedisServer, store: Re
                 await _post_anyhow(store)
 
 
+async def test_a_call_ends_when_it_is_cancelled_however_far_it_is(server: RedisServer) -> None:
+    for turns in range(1, 40):
+        async with opened(server.url) as store, asyncio.TaskGroup() as group:
+            call = group.create_task(store.post("a", b"letter"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if not call.done():
+                call.cancel()
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                assert call.done(), turns
+
+
 async def test_pools_of_one_server_know_nothing_of_each_other(server: RedisServer, store: RedisStore) -> None:
     other = RedisStore.from_url(server.url, "others")
     assert (await store.beat("a", 1.0)).leader == "a"
@@ -138,8 +153,7 @@ async def test_a_cluster(tmp_path: Path) -> None:
             async with letters_to(store, "b") as got:
                 assert await store.post_as_leader("b", b"letter", "a", standing.epoch)
                 assert await got.get() == b"letter"
-            await store.put("model", b"1", 1.0)
-            assert await store.get("model") == b"1"
+            assert await store.share("secret", b"1") == b"1"
             await store.resign("a")
 
 

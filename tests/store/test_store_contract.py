@@ -113,9 +113,7 @@ async def test_only_the_leader_of_this_epoch_posts_as_the_leader(store: StateSto
         assert [await got.get(), await got.get()] == [b"1", b"6"]
 
 
-async def test_what_was_put_is_kept_for_its_time(store: StateStore, advance: Advance) -> None:
-    assert await store.get("model") is None
-    await store.put("model", b"\x00\xff", LIFE_SECONDS)
-    assert await store.get("model") == b"\x00\xff"
-    await advance(LIFE_SECONDS * 1.2)
-    assert await store.get("model") is None
+async def test_the_first_value_of_a_name_is_everybodys(store: StateStore) -> None:
+    assert await store.share("secret", b"\x00\xff") == b"\x00\xff"
+    assert await store.share("secret", b"other") == b"\x00\xff"
+    assert await store.share("another", b"other") == b"other"

@@ -10,6 +10,7 @@ from proxy.core.actions import Dispatch, Slice
 from proxy.core.events import Arrived, Ended, NotStarted, SliceEnded, TokensProduced
 from proxy.core.request import Outcome
 from proxy.telemetry.metrics.exposition import exposed
+from proxy.telemetry.metrics.fleet import FleetCounts, watch_fleet
 from proxy.telemetry.metrics.live import Readings, watch_scheduler, watch_sizes
 from proxy.telemetry.metrics.names import (
     DECISION_EDGES,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from proxy.core.actions import Action
     from proxy.core.events import Event
+    from proxy.core.fleet import Member
     from proxy.core.promptsize import PromptSizes
     from proxy.core.scheduler import Scheduler
     from proxy.telemetry.report import RequestReport
@@ -224,6 +226,10 @@ class Metrics:
         engines = Name("slai.discovery.engines", "Engines that the source has told", labels=("source",))
         self._readings.watch(up, lambda: [((source,), tells) for source, tells, _ in read()])
         self._readings.watch(engines, lambda: [((source,), known) for source, _, known in read()])
+
+    def watch_fleet(self, member: Member, counts: FleetCounts) -> None:
+        """Show how the fleet fares of which ``member`` is one."""
+        watch_fleet(self._readings, member, counts)
 
     def names(self) -> dict[str, Name]:
         """The metrics that are ours, by Prometheus' names without ``_total``."""

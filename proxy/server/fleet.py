@@ -1,0 +1,193 @@
+"""The live shell of a member of a fleet: its signs of life, its letters, and those that come.
+
+What is decided, and by whom, is the member's affair (``core.fleet``); what is kept is the store's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from proxy.configfile import ConfigError
+from proxy.core.fleet import Member
+from proxy.server.driver import Driver
+from proxy.store.contract import StoreError
+from proxy.telemetry.metrics import FleetCounts
+from proxy.wire.letters import LetterError, decode_letter, encode_letter
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from proxy.config import Settings
+    from proxy.core.actions import Action
+    from proxy.core.fleet import Letter
+    from proxy.core.scheduler import Scheduler
+    from proxy.store.contract import StateStore
+    from proxy.telemetry.chronicle import Observe
+    from proxy.telemetry.metrics import Metrics
+
+_log = logging.getLogger(__name__)
+
+
+class FleetDriver(Driver):
+    """Drives a member: as a scheduler, and tells when it has letters to send."""
+
+    def __init__(self, member: Member, loop: asyncio.AbstractEventLoop, **how: Any) -> None:
+        super().__init__(member.scheduler, loop, decider=member, **how)
+        self.member = member
+        self.mail = asyncio.Event()
+        """Set when the member has something to send."""
+
+    def on_tokens(self, request_id: str, chunks: int, now: float) -> None:
+        super().on_tokens(request_id, chunks, now)
+        if self.member.has_mail:
+            self.mail.set()
+
+    def perform(self, actions: list[Action], now: float) -> None:
+        super().perform(actions, now)
+        if self.member.has_mail:
+            self.mail.set()
+
+
+class Fleet:
+    """Keeps one member in touch with the others."""
+
+    def __init__(self, store: StateStore, driver: FleetDriver) -> None:
+        self.store = store
+        self.counts = FleetCounts()
+        self._driver = driver
+        self._member = driver.member
+
+    @property
+    def member(self) -> Member:
+        return self._member
+
+    async def secret(self) -> bytes:
+        """The secret by which all replicas hide API keys and know a request that comes again.
+
+        Its own where the store cannot be reached: then those who come again at another replica are not known.
+        """
+        mine = secrets.token_bytes(32)
+        try:
+            return await self.store.share("secret", mine)
+        except StoreError as error:
+            _log.warning("the store of the fleet cannot be reached: %s", error)
+            return mine
+
+    async def join(self) -> None:
+        """Give the first sign of life, so that it is known who leads before anybody is served."""
+        await self._beat()
+
+    async def run(self) -> None:
+        """Keep in touch until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.store.listen(self._member.id, self._receive), name="letters in")
+            group.create_task(self._post(), name="letters out")
+            group.create_task(self._live(), name="signs of life")
+
+    async def leave(self) -> None:
+        """Tell the others that this replica ends; when nobody can be told, they find out."""
+        self._member.leave()
+        with suppress(StoreError):
+            await self._send(self._member.take_outbox(self._driver.now()))
+            await self.store.resign(self._member.id)
+        await self.store.close()
+
+    async def _live(self) -> None:
+        loop, every = asyncio.get_running_loop(), self._member.config.beat_seconds
+        due = loop.time() + every
+        while True:
+            await asyncio.sleep(due - loop.time())
+            await self._beat()
+            due = max(due + every, loop.time())
+
+    async def _beat(self) -> None:
+        member, driver = self._member, self._driver
+        sent_at = driver.now()
+        leader = member.leader
+        try:
+            if member.resigns:
+                await self.store.resign(member.id)
+            standing = await self.store.beat(member.id, member.config.life_seconds, willing=member.willing)
+        except StoreError as error:
+            self.counts.failed_beats += 1
+            _log.debug("no answer to a sign of life: %s", error)
+            standing = None
+        now = driver.now()
+        if standing is not None:
+            self.counts.beats += 1
+            self.counts.beat_seconds += now - sent_at
+        role = member.role
+        driver.perform(member.on_standing(standing, sent_at, now), now)
+        if member.leader != leader:
+            self.counts.leaders += 1
+        if member.role is not role:
+            _log.info("fleet: %s, %s leads", member.role, member.leader or "nobody")
+
+    async def _post(self) -> None:
+        driver = self._driver
+        while True:
+            await driver.mail.wait()
+            driver.mail.clear()
+            try:
+                # One after the other, as they must come in this order; what happens meanwhile goes with the next.
+                await self._send(self._member.take_outbox(driver.now()))
+            except StoreError as error:
+                self.counts.letters_failed += 1
+                _log.debug("a letter was not sent: %s", error)  # its number will be missed
+
+    async def _send(self, letters: list[Letter]) -> None:
+        for letter in letters:
+            data = encode_letter(letter)
+            if not letter.leads:
+                await self.store.post(letter.to, data)
+            elif not await self.store.post_as_leader(letter.to, data, letter.sender, letter.epoch):
+                self.counts.letters_fenced += 1
+                continue
+            self.counts.letters_sent += 1
+
+    def _receive(self, data: bytes) -> None:
+        try:
+            letter = decode_letter(data)
+        except LetterError as error:
+            self.counts.letters_unread += 1
+            _log.warning("%s", error)
+            return
+        self.counts.letters_received += 1
+        now = self._driver.now()
+        self._driver.perform(self._member.receive(letter, now), now)
+
+
+def drive(
+    settings: Settings, scheduler: Scheduler, metrics: Metrics, observe: Observe | None
+) -> tuple[Driver, Fleet | None]:
+    """Drive a scheduler: alone, or as a member of the fleet that the settings name.
+
+    Raises:
+        ConfigError: it names one that cannot be joined.
+    """
+    loop = asyncio.get_running_loop()
+    if settings.redis is None:
+        return Driver(scheduler, loop, observe=observe, on_decision=metrics.record_decision), None
+    name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"  # never the same again
+    member = Member(name, scheduler)
+    driver = FleetDriver(member, loop, observe=observe, on_decision=metrics.record_decision)
+    fleet = Fleet(_open(settings.redis.get_secret_value(), settings.redis_pool), driver)
+    metrics.watch_fleet(member, fleet.counts)
+    return driver, fleet
+
+
+def _open(url: str, pool: str) -> StateStore:
+    try:
+        from proxy.store.redis import RedisStore  # noqa: PLC0415 - of the extra redis
+    except ImportError:
+        raise ConfigError("--redis needs the package redis: pip install 'slai-proxy[redis]'") from None
+    try:
+        return RedisStore.from_url(url, pool)
+    except (TypeError, ValueError) as error:  # what stands behind the ? of a URL goes to redis-py
+        raise ConfigError(f"redis: {error}") from None

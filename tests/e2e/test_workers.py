@@ -1,0 +1,108 @@
+"""``--workers``: several real processes behind one port."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from scripted_engine import scripted_engine
+from serving_process import serving, spawn
+
+pytestmark = pytest.mark.e2e
+
+
+async def counted(client: aiohttp.ClientSession, name: str) -> dict[str, float]:
+    """A metric of all processes, by the process."""
+    async with client.get("/metrics") as answer:
+        families = text_string_to_metric_families(await answer.text())
+    found: dict[str, float] = {}
+    for sample in (sample for family in families for sample in family.samples if sample.name == name):
+        found[sample.labels["worker"]] = found.get(sample.labels["worker"], 0.0) + sample.value
+    return found
+
+
+def children_of(pid: int) -> dict[int, str]:
+    """The processes that ``pid`` has started, and their commands."""
+    found = {}
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with suppress(OSError):
+            found[int(child)] = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")
+    return found
+
+
+def workers_of(pid: int) -> list[int]:
+    return [child for child, command in children_of(pid).items() if "proxy serve" in command]
+
+
+def lives(pid: int) -> bool:
+    with suppress(OSError):
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    return False
+
+
+async def ask(url: str) -> int:
+    """One request on a connection of its own: the system deals connections out, not requests."""
+    body = {"model": "m", "prompt": "hello", "max_tokens": 2}
+    async with aiohttp.ClientSession(url) as client, client.post("/v1/completions", json=body) as answer:
+        await answer.read()
+        return answer.status
+
+
+async def test_all_processes_serve_and_are_told_together() -> None:
+    async with scripted_engine() as engine, serving("--engines", engine.url, "--workers", "2") as proxy:
+        assert await asyncio.gather(*(ask(proxy.url) for _ in range(40))) == [200] * 40
+        async with aiohttp.ClientSession(proxy.url) as client:
+            requests = await counted(client, "slai_requests_total")
+        assert set(requests) == {"0", "1"}
+        assert sum(requests.values()) == 40
+        assert min(requests.values()) > 0
+        proxy.stop()
+        assert await proxy.exit_code() == 0
+
+
+async def test_one_that_is_killed_is_started_anew_while_the_other_serves() -> None:
+    async with scripted_engine() as engine, serving("--engines", engine.url, "--workers", "2") as proxy:
+        victim = workers_of(proxy.process.pid)[-1]
+        os.kill(victim, signal.SIGKILL)
+        async with asyncio.timeout(60), aiohttp.ClientSession(proxy.url) as client:
+            while lives(victim) or set(await counted(client, "slai_requests_total")) != {"0", "1"}:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        statuses = await asyncio.gather(*(ask(proxy.url) for _ in range(20)))
+        assert statuses == [200] * 20
+        proxy.stop()
+        assert await proxy.exit_code() == 0
+
+
+async def test_nothing_is_left_when_the_supervisor_is_killed() -> None:
+    async with scripted_engine() as engine, serving("--engines", engine.url, "--workers", "2") as proxy:
+        children = children_of(proxy.process.pid)
+        assert len(children) == 3, "two workers and the server at which they meet"
+        proxy.stop(signal.SIGKILL)
+        async with asyncio.timeout(30):
+            while any(map(lives, children)):  # noqa: ASYNC110 - they are not ours to wait for
+                await asyncio.sleep(0.1)
+
+
+async def test_settings_that_do_not_hold_end_all_with_one_status() -> None:
+    process = await spawn(
+        "serve", "--port", "0", "--workers", "2", "--engines", "http://127.0.0.1:1", "--tls-cert", "/none"
+    )
+    async with asyncio.timeout(30):
+        _, said = await process.communicate()
+    assert process.returncode == 2
+    assert b"/none" in said
+
+
+async def test_workers_without_engines_are_refused() -> None:
+    process = await spawn("serve", "--port", "0", "--workers", "2")
+    async with asyncio.timeout(30):
+        _, said = await process.communicate()
+    assert process.returncode == 2
+    assert b"workers" in said
+    assert b"engines" in said

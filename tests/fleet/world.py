@@ -1,0 +1,193 @@
+"""Engines that count, replicas as processes, and clients that say what they saw."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from aiohttp import web
+from prometheus_client.parser import text_string_to_metric_families
+from redis_server import free_port
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable
+    from pathlib import Path
+
+MODEL = "counting"
+
+
+class CountingEngine:
+    """Streams ``max_tokens`` tokens, one every ``gap_seconds``, to any number of requests, and counts how many."""
+
+    def __init__(self, gap_seconds: float) -> None:
+        self.gap_seconds = gap_seconds
+        self.active = 0
+        self.most = 0
+        self.started: list[float] = []
+        """When each request came."""
+        self.url = ""
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_get("/health", lambda _: _ok())
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/completions", self._complete)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+        await self._runner.setup()
+        port = free_port()
+        await web.TCPSite(self._runner, "127.0.0.1", port, backlog=4096).start()
+        self.url = f"http://127.0.0.1:{port}"
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        tokens = int((await request.json())["max_tokens"])
+        self.active += 1
+        self.most = max(self.most, self.active)
+        self.started.append(monotonic())
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        try:
+            await response.prepare(request)
+            event = b"data: " + json.dumps({"choices": [{"index": 0, "text": "a"}]}).encode() + b"\n\n"
+            due = monotonic()
+            for _ in range(tokens):
+                due += self.gap_seconds
+                await asyncio.sleep(due - monotonic())
+                await response.write(event)
+            await response.write(b"data: [DONE]\n\n")
+        finally:
+            self.active -= 1
+        return response
+
+
+async def _ok() -> web.Response:
+    return web.Response()
+
+
+@dataclass
+class Replica:
+    """A proxy as a process of its own, with its debug port."""
+
+    name: str
+    engines: list[str]
+    redis: str
+    flags: tuple[str, ...] = ()
+    port: int = field(default_factory=free_port)
+    debug_port: int = field(default_factory=free_port)
+    process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    async def start(self, log: Path) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SLAI_")}
+        arguments = ["serve", "--port", str(self.port), "--debug-port", str(self.debug_port)]
+        arguments += ["--engines", ",".join(self.engines), "--redis", self.redis, "--queue-timeout-seconds", "120"]
+        with log.open("ab") as output:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "proxy", *arguments, *self.flags, stderr=output, env=environment
+            )
+        async with asyncio.timeout(60), aiohttp.ClientSession() as client:
+            while True:
+                with suppress(aiohttp.ClientError):
+                    async with client.get(f"{self.url}/readyz") as answer:
+                        if answer.status == 200:
+                            return
+                await asyncio.sleep(0.05)
+
+    async def state(self) -> dict[str, Any]:
+        """What its debug port tells; empty where it does not answer."""
+        with suppress(aiohttp.ClientError, TimeoutError):
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as client,
+                client.get(f"http://127.0.0.1:{self.debug_port}/debug/state") as answer,
+            ):
+                found: dict[str, Any] = await answer.json()
+                return found
+        return {}
+
+    async def samples(self, name: str) -> dict[tuple[str, ...], float]:
+        async with aiohttp.ClientSession() as client, client.get(f"{self.url}/metrics") as answer:
+            families = text_string_to_metric_families(await answer.text())
+        return {
+            tuple(value for _, value in sorted(sample.labels.items())): sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == name
+        }
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(number)
+
+    async def end(self) -> None:
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+
+
+@dataclass
+class Seen:
+    """What the clients of one replica saw."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    ttft: list[float] = field(default_factory=list)
+    """When first tokens came, on the clock, with what they had been waited for."""
+    waits: list[tuple[float, float]] = field(default_factory=list)
+
+
+async def ask(replica: Replica, client: aiohttp.ClientSession, seen: Seen, tokens: int, prompt: str) -> None:
+    """Send one streamed request and note how it ended."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "stream": True}
+    began, got, done = monotonic(), 0, False
+    try:
+        async with client.post(f"{replica.url}/v1/completions", json=body) as answer:
+            if answer.status != 200:
+                seen.outcomes[f"refused {answer.status}"] += 1
+                return
+            async for line in answer.content:
+                if line.startswith(b"data: [DONE]"):
+                    done = True
+                elif line.startswith(b"data: {") and b'"error"' in line:
+                    seen.outcomes["told of an error"] += 1
+                    return
+                elif line.startswith(b"data: {"):
+                    if not got:
+                        seen.waits.append((monotonic(), monotonic() - began))
+                    got += 1
+        seen.outcomes["completed" if done and got == tokens else "cut"] += 1
+    except (aiohttp.ClientError, OSError):
+        seen.outcomes["cut" if got else "connection lost while waiting"] += 1
+    except TimeoutError:
+        seen.outcomes["hung"] += 1
+
+
+async def until(condition: Callable[[], object], seconds: float) -> float | None:
+    """Wait for a condition, and return how long that took; ``None`` if it does not hold in time."""
+    began = monotonic()
+    while not condition():
+        if monotonic() - began > seconds:
+            return None
+        await asyncio.sleep(0.01)
+    return monotonic() - began
