@@ -87,8 +87,8 @@ OVERVIEW = Board(
                 ),
                 Panel(
                     "First tokens in time",
-                    "Share of completed requests whose first token came within the class's TTFT deadline, over the last "
-                    "5 minutes; 1 for classes without one.",
+                    "Share of requests with a TTFT deadline whose first token came within it, over the last 5 minutes; "
+                    "classes without one are not shown.",
                     RATIO,
                     (Query("slai:ttft_in_time:ratio_rate5m", "{{class}}"),),
                     stat=True,

@@ -129,7 +129,11 @@ def proxy_settings(service: dict[str, Any]) -> Settings:
     assert command == "serve"
     given = read_flags(Settings, flags, "serve", "")
     environment = {key.removeprefix("SLAI_").lower(): v for key, v in service.get("environment", {}).items()}
-    return Settings(**(environment | given))
+    file: dict[str, Any] = {}
+    if (path := given.pop("config", None)) is not None:
+        (source,) = [volume.split(":")[0] for volume in service["volumes"] if volume.split(":")[1] == path]
+        file = yaml.safe_load((DEPLOY / source).read_text(encoding="utf-8"))
+    return Settings(**(file | environment | given))
 
 
 def engine_limits(service: dict[str, Any]) -> tuple[int, int]:

@@ -79,6 +79,19 @@ def test_every_dashboard_is_one_that_grafana_reads() -> None:
     assert len(seen) == len(panels.BOARDS)
 
 
+def test_the_models_of_grafana_know_everything_in_a_dashboard() -> None:
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    register_default_plugins()
+    for path in sorted((ROOT / "dashboards").glob("*.json")):
+        committed = json.loads(path.read_text(encoding="utf-8"))
+        assert json.loads(JSONEncoder().encode(Dashboard.from_json(committed))) == committed, path
+        changed = committed | {"titel": "x"}
+        assert json.loads(JSONEncoder().encode(Dashboard.from_json(changed))) != changed, "they would let anything pass"
+
+
 def test_every_rule_asks_for_what_there_is_and_every_alert_says_what_to_do() -> None:
     there = known()
     for group in RULES["groups"]:

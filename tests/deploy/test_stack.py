@@ -1,7 +1,6 @@
 """What `docker compose up` starts, without Docker: proxy, two engines, load, and a real Prometheus with the rules."""
 
 import asyncio
-import hashlib
 import json
 import re
 import shutil
@@ -93,7 +92,7 @@ class Stack:
         """
 
         async def requests(number: int) -> None:
-            headers = {"Authorization": "Bearer k"} if number % 2 else {}
+            headers = {"x-slai-tenant": "calm"} if number % 2 else {}
             headers["x-slo-class"] = "strict" if number % 3 else "relaxed"
             headers |= {"x-slo-tbt-ms": "1", "x-slo-ttft-ms": "1"} if number % 4 == 1 else {}
             words = 400 if number % 2 else 4000
@@ -116,9 +115,6 @@ class Stack:
 @asynccontextmanager
 async def stack(folder: Path) -> AsyncIterator[Stack]:
     engines, port, scraper = [free_port(), free_port()], free_port(), free_port()
-    (folder / "slai.yml").write_text(
-        yaml.safe_dump({"tenants": {"a": {"key_sha256": [hashlib.sha256(b"k").hexdigest()]}}}), encoding="utf-8"
-    )
     scrape = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(RULES)],
@@ -137,7 +133,15 @@ async def stack(folder: Path) -> AsyncIterator[Stack]:
         for engine in engines:
             await answers(client, f"http://127.0.0.1:{engine}/health")
         urls = ",".join(f"http://127.0.0.1:{engine}" for engine in engines)
-        settings = ("--port", str(port), "--config", str(folder / "slai.yml"), "--tiles", "--token-budget", "8192")
+        settings = (
+            "--port",
+            str(port),
+            "--config",
+            str(ROOT / "deploy/slai.demo.yaml"),
+            "--tiles",
+            "--token-budget",
+            "8192",
+        )
         await running.enter_async_context(process(*ours, "serve", "--engines", urls, *settings))
         await answers(client, f"http://127.0.0.1:{port}/readyz")
         await running.enter_async_context(
