@@ -65,6 +65,12 @@ fuzz: $(VENV)/.installed-test  ## Coverage-guided fuzzing of what reads the wire
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group fuzz
 	@PYTHONPATH=tests:tests/support $(BIN)/python -m fuzz $(ARGS)
 
+.PHONY: bench
+bench: $(VENV)/.installed-test  ## What the proxy costs: core and wire by themselves, and CPU beside a plain relay (docs/performance.md)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench
+	@$(BIN)/python -m pytest tests/bench/micro --benchmark-only --benchmark-sort=name --benchmark-columns=min,median,iqr,rounds -o python_files='bench_*.py' -q
+	@PYTHONPATH=tests:tests/support $(BIN)/python -m bench overhead $(ARGS)
+
 check: $(VENV)/.installed-check  ## Format, lint, types, import contracts, tests with coverage
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

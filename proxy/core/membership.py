@@ -194,21 +194,28 @@ def _refuse_where_none_is_up(ledger: Ledger, now: float) -> list[Action]:
 
 def _regroup(ledger: Ledger, reason: RejectReason, now: float) -> list[Action]:
     """Sort the waiting requests into queues anew, as other engines serve other models now."""
-    serves: dict[str, Servers] = {}  # by model: there may be thousands of requests, and a thousand engines
-    waiting: list[Waiting] = []
-    for servers, queue in ledger.backlog.queues():
-        for w in queue:
-            model = w.request.model
-            if model not in serves:
-                serves[model] = ledger.servers(model)
-            if serves[model] != servers:  # all others stay where they are
-                waiting.append(w)
-    for w in waiting:
+    backlog, overload = ledger.backlog, ledger.overload
+    served = {m: ledger.servers(m) for _, queue in backlog.queues() for m in queue.models}
+    apart: list[Waiting] = []
+    whole: dict[Servers, WaitingQueue] = {}  # by the engines that serve all of a queue now
+    for servers, queue in backlog.queues():
+        others = {served[model] for model in queue.models}
+        to = next(iter(others))
+        if others == {servers}:
+            continue
+        if len(others) == 1 and to and to not in backlog and to not in whole:
+            whole[to] = queue
+        else:
+            apart += [w for w in queue if served[w.request.model] != servers]
+    for w in apart:
         ledger.drop(w)
-    ledger.overload.forget_idle()
+    overload.forget_idle()
+    for servers, queue in whole.items():
+        overload.hand_over(queue.servers, servers, now)
+        backlog.hand_over(queue, servers)
     refused: list[Action] = []
-    for w in waiting:
+    for w in apart:
         ledger.wait(w, now)
-        if not ledger.backlog.servers_of(w):
+        if not backlog.servers_of(w):
             refused.append(ledger.reject(w, reason, now))
     return refused

@@ -108,6 +108,10 @@ class _Line:
         self._weight = 1.0  # of the next arrival: growing weights spare us shrinking those of all buckets
         self._arrived_at: float | None = None
 
+    def forget_arrivals(self) -> None:
+        """Begin anew to see what comes in."""
+        self._arrivals, self._arrivals_seconds, self._weight, self._arrived_at = {}, 0.0, 1.0, None
+
     def arrive(self, key: float, tokens: int, now: float) -> None:
         last, self._arrived_at = self._arrived_at, now
         if last is None:
@@ -200,6 +204,13 @@ class Outflow:
         self._all.arrive(key, tokens, now)
         if (own := self._flows.get(flow)) is not None:
             own.arrive(key, tokens, now)
+
+    def begin_anew(self, now: float) -> None:
+        """Forget what was seen: other engines serve all that waits from now on."""
+        self.releases = 0
+        self._counted_until, self._released_tokens, self._released_seconds = now, 0.0, 0.0
+        for line in (self._all, *self._flows.values()):
+            line.forget_arrivals()
 
     def resume(self, now: float) -> None:
         """Do not count the time until ``now``: an engine took nothing in it, and that says nothing of its rate."""

@@ -93,6 +93,11 @@ class Overload:
         for outflow in self._outflows.values():
             outflow.resume(now)
 
+    def hand_over(self, servers: Servers, others: Servers, now: float) -> None:
+        """Note that all who waited for ``servers`` wait for others now; how fast these are is to be seen."""
+        outflow = self._outflows[others] = self._outflows.pop(servers)
+        outflow.begin_anew(now)
+
     def forget_idle(self) -> None:
         """Forget queues in which nobody waits: the engines of some may never be those of any request again."""
         self._outflows = {servers: outflow for servers, outflow in self._outflows.items() if outflow.tokens}

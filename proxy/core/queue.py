@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from proxy.core.fairness import FairShares, Flow
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from proxy.core.fairness import Bill
     from proxy.core.request import Request
 
+Servers = frozenset[str]
+"""The ids of all engines that serve a request, up or not."""
+
 _NO_DEADLINES = Pace()
 
 
@@ -24,7 +28,12 @@ class WaitingQueue:
     is all: by key, but who has waited for ``max_wait_seconds`` goes before everybody, oldest first.
     """
 
-    def __init__(self, max_wait_seconds: float, shares: FairShares | None = None) -> None:
+    def __init__(
+        self, max_wait_seconds: float, shares: FairShares | None = None, servers: Servers = frozenset()
+    ) -> None:
+        self.servers = servers
+        self.models: Counter[str] = Counter()
+        """How many wait for each model."""
         self._max_wait_seconds = max_wait_seconds
         self._shares = shares or FairShares()
         self._lanes: dict[Flow, Lane] = {}  # an empty lane is removed
@@ -62,12 +71,17 @@ class WaitingQueue:
             self._shares.enter(flow)
         lane.push(waiting)
         self._by_age.add(waiting)
+        self.models[waiting.request.model] += 1
 
     def remove(self, waiting: Waiting) -> None:
         flow = flow_of(waiting.request)
         lane = self._lanes[flow]
         lane.remove(waiting)
         self._by_age.remove(waiting)
+        model = waiting.request.model
+        self.models[model] -= 1
+        if not self.models[model]:
+            del self.models[model]
         if not lane:
             del self._lanes[flow]
             self._shares.leave(flow)
@@ -85,9 +99,6 @@ class WaitingQueue:
 def flow_of(request: Request) -> Flow:
     return Flow(request.request_class.weight, request.tenant)
 
-
-Servers = frozenset[str]
-"""The ids of all engines that serve a request, up or not."""
 
 _REMEMBERED_POOLS = 64
 
@@ -109,7 +120,7 @@ class Backlog:
         self._guaranteed = guaranteed or {}
         self._queues: dict[Servers, WaitingQueue] = {}  # an empty queue is removed
         self._shares: dict[Servers, FairShares] = {}  # outlive the queues; longest without a new queue first
-        self._servers: dict[str, Servers] = {}  # by request id
+        self._queue_of: dict[str, WaitingQueue] = {}  # by request id
         self.size_bytes = 0
         self.prompt_tokens = 0
         self.with_deadline = 0
@@ -127,7 +138,7 @@ class Backlog:
             shares.reweigh(tenant_weights, guaranteed, now)
 
     def __len__(self) -> int:
-        return len(self._servers)
+        return len(self._queue_of)
 
     def __repr__(self) -> str:
         return f"<Backlog {len(self)} waiting in {len(self._queues)} queues>"
@@ -148,30 +159,38 @@ class Backlog:
         return list(self._shares.items())
 
     def queue_of(self, waiting: Waiting) -> WaitingQueue:
-        return self._queues[self.servers_of(waiting)]
+        return self._queue_of[waiting.request.id]
 
     def servers_of(self, waiting: Waiting) -> Servers:
-        return self._servers[waiting.request.id]
+        return self._queue_of[waiting.request.id].servers
 
     def push(self, waiting: Waiting, servers: Servers) -> None:
         queue = self._queues.get(servers)
         if queue is None:
-            queue = self._queues[servers] = WaitingQueue(self._max_wait_seconds, self._shares_of(servers))
+            queue = self._queues[servers] = WaitingQueue(self._max_wait_seconds, self._shares_of(servers), servers)
         queue.push(waiting)
-        self._servers[waiting.request.id] = servers
+        self._queue_of[waiting.request.id] = queue
         self.size_bytes += waiting.request.size_bytes
         self.prompt_tokens += waiting.request.prompt_tokens
         self.with_deadline += waiting.ttft_deadline is not None
 
     def remove(self, waiting: Waiting) -> None:
-        servers = self._servers.pop(waiting.request.id)
-        queue = self._queues[servers]
+        queue = self._queue_of.pop(waiting.request.id)
         queue.remove(waiting)
         if not queue:
-            del self._queues[servers]
+            del self._queues[queue.servers]
         self.size_bytes -= waiting.request.size_bytes
         self.prompt_tokens -= waiting.request.prompt_tokens
         self.with_deadline -= waiting.ttft_deadline is not None
+
+    def hand_over(self, queue: WaitingQueue, servers: Servers) -> None:
+        """Let a whole queue wait for other engines, for which nobody waits yet; what its flows were served counts on.
+
+        In constant time: when an engine joins, there may be tens of thousands who wait for it.
+        """
+        del self._queues[queue.servers]
+        self._shares[servers] = self._shares.pop(queue.servers)
+        self._queues[servers], queue.servers = queue, servers
 
     def take(self, waiting: Waiting, now: float) -> Bill:
         """Remove a request that is released, and begin to charge its flow."""

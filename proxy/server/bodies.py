@@ -96,6 +96,25 @@ async def _close_unread(request: web.Request, response: web.StreamResponse) -> N
         response.headers[hdrs.CONNECTION] = "close"  # the head has been made by now
 
 
+@dataclass(slots=True)
+class Body:
+    """A request's body. It is let go of when an engine has answered: streams last for long, and prompts are large."""
+
+    sent: bytes
+    """As it came, or as an engine is to get it."""
+    plain: bytes
+    """As it reads once its ``Content-Encoding`` is undone."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes up."""
+        return len(self.sent) if self.plain is self.sent else len(self.sent) + len(self.plain)
+
+    def forget(self) -> None:
+        """Let go of it."""
+        self.sent = self.plain = b""
+
+
 async def read_body(request: web.Request) -> bytes:
     """Return the whole body, as it came; its client is told to send it, if it waits for that.
 

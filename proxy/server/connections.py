@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, cast
 
 from aiohttp import web
 
+from proxy.server.answers import STARTED
+
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable
@@ -286,6 +288,7 @@ async def note_requests(
         return await handler(request)
     finally:
         connections.busy(protocol, is_busy=False)
+        request.pop(STARTED, None)  # it refers to the request: where the client has left, each would keep the other
 
 
 class Site(web.BaseSite):

@@ -23,7 +23,7 @@ from proxy.core.prefix import NO_BLOCKS
 from proxy.core.request import Outcome, Request, RequestClass
 from proxy.server.access import CALLER, AccessError
 from proxy.server.answers import STARTED, error_response
-from proxy.server.bodies import looked_into, read_body, withholds_body
+from proxy.server.bodies import Body, looked_into, read_body, withholds_body
 from proxy.server.relay import relay
 from proxy.server.slices import Slicer, slice_headers
 from proxy.server.waiting import as_event, decided
@@ -103,22 +103,21 @@ class Generator:
         report.trace = self.tracing.begin(request.headers, request.path, time.time_ns())
         try:
             body = await self._read(request, report)
-            plain = await looked_into(request.headers, body, request.client_max_size)
-            view = api.peek(plain)
+            view = api.peek(body.plain)
             caller = request.get(CALLER)
             default = self.default_class if caller is None else self._class_of(caller, request, view.model)
             report.request_class = wire_headers.request_class(request.headers, self.classes, default)
             report.tenant = self.tenants.of(request.headers) if caller is None else caller.key.tenant
             forwarded = self._forwarded(request, client_id)
             if (model := self.aliases.get(view.model)) is not None:
-                body = plain = rename_model(plain, model)
+                body.sent = body.plain = rename_model(body.plain, model)
                 view = replace(view, model=model)
                 forwarded.popall("Content-Encoding", None)
             self._note(report, view)
             if caller is not None:
                 caller.reserve(report.prompt_tokens, report.most_output_tokens)
             self.tracing.inject(report.trace, forwarded)
-            return await self._schedule(request, report, view.prompt, forwarded, body, plain=plain)
+            return await self._schedule(request, report, view.prompt, forwarded, body)
         except BadRequest as error:
             return self._refuse(report, LocalFailure.BAD_REQUEST, bad_request(error))
         except AccessError as refusal:
@@ -167,10 +166,11 @@ class Generator:
             assert isinstance(refusal, Reject)
             raise AccessError(refusal.reason, _told(refusal))
 
-    async def _read(self, request: web.Request, report: RequestReport) -> bytes:
+    async def _read(self, request: web.Request, report: RequestReport) -> Body:
         if withholds_body(request):
             self._refuse_unread(request, report)
-        return await read_body(request)
+        sent = await read_body(request)
+        return Body(sent, await looked_into(request.headers, sent, request.client_max_size))
 
     def _note(self, report: RequestReport, view: RequestView) -> None:
         report.model, report.stream, report.max_tokens = view.model, view.stream, view.max_tokens
@@ -197,11 +197,9 @@ class Generator:
         report: RequestReport,
         prompt: PromptSize,
         forwarded: CIMultiDict[str],
-        body: bytes,
-        *,
-        plain: bytes,
+        body: Body,
     ) -> web.StreamResponse:
-        slicer = self._slicer(report, forwarded, plain)
+        slicer = self._slicer(report, forwarded, body.plain)
         core_request = Request(
             report.request_id,
             report.prompt_tokens,
@@ -210,10 +208,10 @@ class Generator:
             request_class=report.request_class,
             sliceable=slicer is not None and slicer.plan.ids is not None,
             streamed=report.stream,
-            size_bytes=len(body) if plain is body else len(body) + len(plain),
-            fingerprint=self.fingerprinter.whole(request.path, _credentials(request), body),
+            size_bytes=body.size_bytes,
+            fingerprint=self.fingerprinter.whole(request.path, _credentials(request), body.sent),
             may_wait=wire_headers.may_wait(request.headers),
-            blocks=self._blocks(report, plain),
+            blocks=self._blocks(report, body.plain),
             tenant=report.tenant,
             sequences=report.sequences,
         )
@@ -224,9 +222,9 @@ class Generator:
                 engine_id = self.driver.scheduler.place_unscheduled(report.model)
                 if engine_id is not None:
                     slicer.tokenize(engine_id)
-            asks = self.asks_usage and report.stream and plain is body and APIS[report.path].is_openai
-            if asks and (asking := ask_for_usage(body)) is not None:
-                body, report.asked_usage = asking, True
+            asks = self.asks_usage and report.stream and body.plain is body.sent and APIS[report.path].is_openai
+            if asks and (asking := ask_for_usage(body.sent)) is not None:
+                body.sent, report.asked_usage = asking, True
             return await self._dispatch(ticket, request, report, forwarded, body, cutter=cutter)
         finally:
             if slicer is not None:
@@ -259,7 +257,7 @@ class Generator:
         request: web.Request,
         report: RequestReport,
         forwarded: CIMultiDict[str],
-        body: bytes,
+        body: Body,
         *,
         cutter: Cutter,
     ) -> web.StreamResponse:
@@ -281,10 +279,11 @@ class Generator:
                     request.method,
                     request.rel_url.raw_path_qs,
                     forwarded.items(),
-                    self._with_deadline(engine_id, report, body, forwarded),
+                    self._with_deadline(engine_id, report, body.sent, forwarded),
                     cutter=cutter,
                 ) as upstream:
                     if upstream.status not in _BUSY:
+                        body.forget()
                         return await relay(request, report, upstream, self.driver, self.metrics)
                     asked_seconds = wire_headers.retry_after_seconds(upstream.headers)
                     self.tracing.turned_away(report, str(upstream.status), upstream.status)

@@ -15,6 +15,7 @@ from proxy.server.app import PROXY, Proxy, create_app
 from proxy.server.connections import CONNECTIONS, Site, raise_file_limit
 from proxy.server.drain import Signals, drain
 from proxy.server.files import read_files
+from proxy.server.garbage import collect_when_quiet, collect_young_only
 from proxy.server.notify import Notifier
 from proxy.server.reconfigure import put_in_force
 from proxy.server.reload import Reloader
@@ -121,6 +122,8 @@ async def serve(settings: Settings, load: Callable[[], Settings] | None = None) 
             place.greeting.write_text(greeting)  # told once, when all are ready
         tasks.spawn(proxy.connections.run(), "connections")
         tasks.spawn(notifier.run(), "watchdog")
+        tasks.spawn(collect_when_quiet(lambda: proxy.connections.under_way == 0), "garbage")
+        collect_young_only()
         if load is not None:
             reloader = Reloader(
                 settings,

@@ -192,6 +192,9 @@ class EngineClient:
         return connection
 
 
+_NOTHING = "", b"", b""
+
+
 class _Exchange:
     """One request and its answer. By hand, as a generator for it would cost as much as the connection's look-up."""
 
@@ -218,6 +221,7 @@ class _Exchange:
         except BaseException:
             self._client.busy -= 1
             raise
+        self._sent = _NOTHING  # a prompt is large, and its answer may last for long
         return self._answer
 
     async def __aexit__(self, *_: object) -> None:

@@ -158,7 +158,7 @@ class EngineAnswer:
         self._method = method
         self._idle_seconds = idle_seconds
         self._loop = asyncio.get_running_loop()
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._headers: CIMultiDict[str] = CIMultiDict()
         self._reason = b""
         self._overhead_bytes = 0
@@ -271,6 +271,7 @@ class EngineAnswer:
     def close(self) -> Connection | None:
         """Be done with the answer, and return its connection if another request may use it."""
         self._timer.cancel()
+        self._parser = None  # it refers to us, and would keep us alive
         connection = self._connection
         if self._complete and self._keep_alive and connection.sent and not connection.closed:
             if self._paused or self._held:
@@ -285,6 +286,7 @@ class EngineAnswer:
     def feed(self, data: bytes) -> None:
         if self._waits_since is not None:
             self._waits_since = self._loop.time()
+        assert self._parser is not None
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -331,6 +333,7 @@ class EngineAnswer:
     def on_headers_complete(self) -> None:
         if self._complete:
             return
+        assert self._parser is not None
         status = self._parser.get_status_code()
         if 100 <= status < 200:
             self._interim = True
@@ -350,6 +353,7 @@ class EngineAnswer:
             self._interim = False
         elif not self._complete:
             self._complete = True
+            assert self._parser is not None
             self._keep_alive = self._parser.should_keep_alive()
 
     # -- inside --

@@ -177,3 +177,34 @@ def test_an_engine_begins_with_the_delay_that_an_earlier_run_has_learnt() -> Non
     assert play.engine().delay.snapshot() == far
     play.up()
     assert play.engine().delay.snapshot() == far, "what it tells of itself later changes nothing"
+
+
+def test_who_waits_for_an_engine_that_joins_keeps_its_place_and_nothing_is_done_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With tens of thousands in the queue, every stream would be held up meanwhile."""
+    play = Play(max_num_seqs=1, tenant_weights={"b": 2.0})
+    play.arrive("running")
+    for number in range(6):
+        play.arrive(f"{'ab'[number % 2]}{number}", 100 + number, tenant="ab"[number % 2])
+    ledger = play.scheduler.ledger
+    ((_, queue),) = ledger.backlog.queues()
+    with monkeypatch.context() as patch:
+        for method in ("drop", "wait"):
+            patch.setattr(ledger, method, lambda *_: pytest.fail("of each"))
+        assert play.up("e1", max_num_seqs=1, at=1.0) == ["dispatch a0 e1"]
+    assert ledger.backlog.queues() == [(frozenset({"e0", "e1"}), queue)]
+    assert play.end("running", at=2.0) == ["dispatch b1 e0"]
+    assert play.end("a0", at=3.0) == ["dispatch b3 e1"], "it was served less for its weight"
+
+
+def test_queues_that_wait_for_the_same_engines_now_become_one() -> None:
+    play = Play(engines={"e0": ["m"], "e1": ["n"]}, max_num_seqs=1)
+    for name, model in (("a", "m"), ("b", "n"), ("c", "m"), ("d", "n"), ("e", "m")):
+        play.arrive(name, model=model)
+    assert play.scheduler.waiting == 3
+    play.up("e0", models=("m", "n"), max_num_seqs=1, at=1.0)
+    play.up("e1", models=("m", "n"), max_num_seqs=1, at=1.0)
+    ((servers, queue),) = play.scheduler.ledger.backlog.queues()
+    assert (servers, len(queue), dict(queue.models)) == (frozenset({"e0", "e1"}), 3, {"m": 2, "n": 1})
+    assert [play.end("a", at=2.0), play.end("b", at=2.0)] == [["dispatch c e0"], ["dispatch d e1"]]
