@@ -138,7 +138,7 @@ def _describe(span: Span, report: RequestReport, instant: Callable[[float], int]
 
 
 def _clean(text: str) -> str:
-    """Make of what a client sent something that can be sent on: one that cannot would take a whole batch with it."""
+    """Make of what others sent something that can be sent on: what cannot would take a whole batch with it."""
     return text[:LONGEST_TEXT].encode(errors="replace").decode()
 
 

@@ -209,15 +209,20 @@ def test_what_is_not_known_is_refused_at_the_start(name: str, value: str, enviro
         create_app(Settings(engines=("http://127.0.0.1:1",), otlp_endpoint="http://127.0.0.1:1"))
 
 
-async def test_a_model_that_is_no_text_takes_nobody_elses_spans_with_it() -> None:
+async def test_what_is_no_text_takes_nobody_elses_spans_with_it() -> None:
+    """A word of an engine's that UTF-8 has no way to write: the whole batch could not be sent."""
+
+    async def broken_word(call: Call) -> None:
+        await call.stream(token() + b'data: {"choices":[{"text":"","finish_reason":"\\ud83d"}]}\n\n' + DONE)
+
     async with (
         http_receiver() as received,
-        scripted_engine() as engine,
+        scripted_engine(broken_word) as engine,
         live_proxy(engine, otlp_endpoint=received.url) as proxy,
     ):
-        await proxy.fetch(body=b'{"model": "\\ud83d", "prompt": "x", "stream": true}')
-        await proxy.fetch(body=STREAMED)
-    assert "m" in {values(span.attributes).get("gen_ai.request.model") for span in received.spans}
+        assert (await proxy.fetch(body=STREAMED))[0] == 200
+    told = [values(span.attributes) for span in received.spans]
+    assert [found["gen_ai.response.finish_reasons"] for found in told] == [["?"], ["?"]]
 
 
 @asynccontextmanager
