@@ -66,7 +66,7 @@ async def _shown() -> tuple[dict[str, Name], list[Metric]]:
         metrics = runner.app[PROXY].metrics
         metrics.watch_fleet(Member("", Scheduler()), FleetCounts())
         Reloader(Settings(), Settings, lambda *_: None, asyncio.Event(), Notifier()).tell(metrics)
-        return metrics.names(), metrics.collect()
+        return metrics.names(), [*metrics.collect().collect()]
     finally:
         await runner.cleanup()
         logging.disable(logging.NOTSET)

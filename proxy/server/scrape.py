@@ -24,8 +24,8 @@ _ANSWER_SECONDS = 1.0
 async def scraped(metrics: Metrics, request: web.Request, place: Place | None = None) -> web.Response:
     """Answer with all metrics, in the format that is asked for: OpenMetrics has the traces behind measurements.
 
-    They are read here, where the scheduler runs, and written down beside the loop. ``place``: where this process is one
-    of several, whose metrics are told together.
+    What is the scheduler's is read here, where it runs; the rest is done beside the loop. ``place``: where this process
+    is one of several, whose metrics are told together.
     """
     accept = request.headers.get("Accept", "")
     body, content_type = await asyncio.to_thread(exposed, metrics.collect(), accept)

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from opentelemetry.sdk.metrics.export import MetricExporter
-    from prometheus_client import Metric
 
-    from proxy.telemetry.metrics import Metrics
+    from proxy.telemetry.metrics import Metrics, Snapshot
     from proxy.telemetry.metrics.names import Name
     from proxy.telemetry.otlp import Otlp
 
@@ -72,7 +71,7 @@ class MetricsPush:
         self._exporter = exporter
         self._metrics = metrics
         self._began_ns = time.time_ns()
-        self._waiting: queue.Queue[tuple[list[Metric], dict[str, Name], int] | None] = queue.Queue(maxsize=1)
+        self._waiting: queue.Queue[tuple[Snapshot, dict[str, Name], int] | None] = queue.Queue(maxsize=1)
         # A daemon, as nothing can end one that waits for a collector.
         self._thread = threading.Thread(target=self._send, name="otlp metrics", daemon=True)
         self._thread.start()
@@ -91,8 +90,10 @@ class MetricsPush:
     def _send(self) -> None:
         resource = our_resource()
         while (found := self._waiting.get()) is not None:
-            families, names, now_ns = found
-            self._exporter.export(translate(families, names, resource, began_ns=self._began_ns, now_ns=now_ns))
+            snapshot, names, now_ns = found
+            self._exporter.export(
+                translate(snapshot.collect(), names, resource, began_ns=self._began_ns, now_ns=now_ns)
+            )
 
 
 def _call_within(seconds: float, closings: list[Callable[[], None]]) -> None:

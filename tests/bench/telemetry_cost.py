@@ -31,8 +31,11 @@ KEY = "a-key"
 HEADERS = {"Authorization": f"Bearer {KEY}", "x-slo-class": "strict"}
 TOKEN = b'data: {"id":"c","object":"text_completion","model":"m","choices":[{"index":0,"text":" a"}]}\n\n'
 LAST = b'data: {"id":"c","model":"m","choices":[{"index":0,"text":"","finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
-INTERVAL_SECONDS = 5.0
-"""Between two scrapes and between two times that metrics are sent: more often than anybody would."""
+INTERVAL_SECONDS = 15.0
+"""Between two scrapes, as Prometheus is often set, and between two times that metrics are sent."""
+FLUSH_SECONDS = 1.0
+"""After which spans are sent, instead of 5, so that a load is paid for when it ends."""
+SHORT_ROUNDS, LONG_ROUNDS = 20, 4
 OPENMETRICS = {"Accept": "application/openmetrics-text"}
 
 
@@ -124,6 +127,7 @@ async def proxy(variant: Variant, engine: str, config: Path) -> AsyncIterator[Ru
         environment |= {
             "OTEL_EXPORTER_OTLP_ENDPOINT": engine,
             "OTEL_METRIC_EXPORT_INTERVAL": f"{INTERVAL_SECONDS * 1e3:.0f}",
+            "OTEL_BSP_SCHEDULE_DELAY": f"{FLUSH_SECONDS * 1e3:.0f}",
         }
     flags = ["--engines", engine, "--port", "0", "--config", str(config), "--log-level", "warning"]
     if variant.debug:
@@ -172,17 +176,16 @@ async def spent(client: aiohttp.ClientSession, on: Running, streams: int, tokens
     if scraping is not None:
         scraping.cancel()
     if on.variant.otel:
-        await asyncio.sleep(INTERVAL_SECONDS + 0.5)  # until the exporters have sent what came of it
+        await asyncio.sleep(FLUSH_SECONDS + 0.5)
     return on.cpu_seconds() - began
 
 
 async def measure(client: aiohttp.ClientSession, on: Running, streams: int, tokens: int) -> tuple[float, float]:
-    """Microseconds for a token and for a request, from long streams and from as many short ones."""
-    requests = 4 * streams
-    long = await spent(client, on, streams, tokens, 4)
-    short = await spent(client, on, streams, 2, 4)
-    token = (long - short) / (requests * (tokens - 2))
-    return token * 1e6, (short / requests - 2 * token) * 1e6
+    """Microseconds for a token and for a request, from long streams and from short ones."""
+    long = await spent(client, on, streams, tokens, LONG_ROUNDS) / (streams * LONG_ROUNDS)
+    short = await spent(client, on, streams, 2, SHORT_ROUNDS) / (streams * SHORT_ROUNDS)
+    token = (long - short) / (tokens - 2)
+    return token * 1e6, (short - 2 * token) * 1e6
 
 
 def tell(proxies: list[Running], tokens: int) -> None:

@@ -3,7 +3,8 @@
 import aiohttp
 import pytest
 from otlp_receiver import http_receiver
-from test_serve import FAST, JSON, body_of, serving
+from serving_process import serving
+from test_serve import FAST, JSON, body_of
 
 pytestmark = pytest.mark.e2e
 

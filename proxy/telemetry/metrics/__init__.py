@@ -6,10 +6,10 @@ counted in plain lists (``pooled``). All of it is exposed at ``/metrics`` (``exp
 (``telemetry.otlp``) from the same registry.
 """
 
-from proxy.telemetry.metrics.exposition import exposed
+from proxy.telemetry.metrics.exposition import Snapshot, exposed
 from proxy.telemetry.metrics.fleet import FleetCounts
 from proxy.telemetry.metrics.names import OTHER
 from proxy.telemetry.metrics.pooled import TbtHistogram
 from proxy.telemetry.metrics.recorder import Metrics
 
-__all__ = ["OTHER", "FleetCounts", "Metrics", "TbtHistogram", "exposed"]
+__all__ = ["OTHER", "FleetCounts", "Metrics", "Snapshot", "TbtHistogram", "exposed"]

@@ -7,8 +7,6 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from prometheus_client.registry import Collector
-
 from proxy.core.health import Condition
 from proxy.core.stepmodel import StepCoefficients
 from proxy.core.tbt import slack_seconds
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     Read = Callable[[], Iterable[tuple[tuple[str, ...], float]]]
 
 
-class Readings(Collector):
+class Readings:
     """Metrics that are read where their values are."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from proxy.telemetry.metrics.names import TBT_EDGES, Name
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from prometheus_client import Metric
 
@@ -75,13 +75,13 @@ class TbtHistogram:
 class TbtCollector(Collector):
     """Exposes such histograms, by the values of the labels of ``name``."""
 
-    def __init__(self, name: Name, histograms: Mapping[tuple[str, ...], TbtHistogram]) -> None:
+    def __init__(self, name: Name, histograms: dict[tuple[str, ...], TbtHistogram]) -> None:
         self._name = name
         self._histograms = histograms
 
     def collect(self) -> Iterator[Metric]:
         """Give the one family."""
         family = HistogramMetricFamily(self._name.prometheus, self._name.description, labels=self._name.labels)
-        for labels, histogram in self._histograms.items():
+        for labels, histogram in self._histograms.copy().items():  # which the loop adds to
             family.add_metric(labels, histogram.buckets(), sum_value=histogram.sum)
         yield family

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, GCCollector, Metric, PlatformCollector, ProcessCollector
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from proxy.core.actions import Dispatch, Slice
 from proxy.core.events import Arrived, Ended, NotStarted, SliceEnded, TokensProduced
 from proxy.core.request import Outcome
-from proxy.telemetry.metrics.exposition import exposed
+from proxy.telemetry.metrics.exposition import Snapshot, exposed
 from proxy.telemetry.metrics.fleet import FleetCounts, watch_fleet
 from proxy.telemetry.metrics.live import Readings, watch_scheduler, watch_sizes
 from proxy.telemetry.metrics.names import (
@@ -69,7 +69,6 @@ class Metrics:
         """Those that have series of their own."""
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
-        self.registry.register(self._readings)
 
         # Standard names where OpenTelemetry's GenAI conventions have one. A proxy is the GenAI server to its clients.
         self._duration = made.histogram(
@@ -235,13 +234,10 @@ class Metrics:
         """The metrics that are ours, by Prometheus' names without ``_total``."""
         return {name.prometheus: name for name in (*self._instruments.names, *self._readings.names())}
 
-    def collect(self) -> list[Metric]:
-        """Return what all metrics are now; to be called where the scheduler runs."""
+    def collect(self) -> Snapshot:
+        """Return what all metrics are; to be called where the scheduler runs, but not to be told there."""
         self._forget_gone_engines()
-        families = list(self.registry.collect())
-        for family in families:  # when a series began tells nobody anything, and there would be one for each
-            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
-        return families
+        return Snapshot([*self._readings.collect()], self.registry)
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
