@@ -130,6 +130,7 @@ async def proxy(variant: Variant, engine: str, config: Path) -> AsyncIterator[Ru
             "OTEL_BSP_SCHEDULE_DELAY": f"{FLUSH_SECONDS * 1e3:.0f}",
         }
     flags = ["--engines", engine, "--port", "0", "--config", str(config), "--log-level", "warning"]
+    flags += ["--probe-interval-seconds", "3600"]  # on a busy machine an answer may come too late
     if variant.debug:
         flags += ["--debug-port", "0"]
     command = (sys.executable, "-m", "proxy", "serve", *flags)
