@@ -62,6 +62,7 @@ class RealEngine:
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         }
         if self._path is not None:
             environment["PYTHONPATH"] = self._path
@@ -86,6 +87,10 @@ class RealEngine:
     def running(self) -> int:
         """How many requests it works on or has waiting, by its own account."""
         return int(self.figure("vllm:num_requests_running") + self.figure("vllm:num_requests_waiting{"))
+
+    def done(self) -> int:
+        """How many requests it has ended by itself since its start."""
+        return int(self.figure("vllm:request_success_total{"))
 
     def figure(self, name: str) -> float:
         """The sum of the samples in its metrics that begin so."""
