@@ -7,11 +7,18 @@ from typing import Any
 
 import pytest
 from live_proxy import LiveProxy, live_proxy
-from real_engine import RealEngine
+from real_engine import START_SECONDS, RealEngine
 
 VENV, MODEL = os.environ.get("SLAI_REAL_VENV"), os.environ.get("SLAI_REAL_MODEL")
 
 collect_ignore_glob = [] if VENV and MODEL else ["test_*.py"]  # see the README here
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test the time for an engine to start, which on a busy machine takes minutes."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(START_SECONDS + 120))
 
 
 @pytest.fixture(scope="session")
@@ -19,8 +26,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealEngine]:
     assert VENV is not None
     assert MODEL is not None
     server = RealEngine(Path(VENV), Path(MODEL), tmp_path_factory.mktemp("engine") / "vllm.log")
-    server.start()
     try:
+        server.start()
         yield server
     finally:
         server.stop()

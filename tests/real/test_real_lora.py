@@ -34,8 +34,8 @@ def adapting(adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     log = tmp_path_factory.mktemp("adapting") / "vllm.log"
     more = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--lora-modules", f"sea={adapter}")
     server = RealEngine(Path(VENV), Path(MODEL), log, *more)
-    server.start()
     try:
+        server.start()
         yield server
     finally:
         server.stop()

@@ -10,7 +10,7 @@ from real_engine import RealEngine
 openai = pytest.importorskip("openai")
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1000)
 async def test_an_engine_dies_under_load_and_comes_back(
     openai_client: Any, proxy: LiveProxy, engine: RealEngine
 ) -> None:
