@@ -125,6 +125,9 @@ class Settings(BaseSettings):
     ask_usage: bool = False
     """Ask engines for the usage of every stream, and take the report out where the client did not ask: exact counts of
     tokens for shares, quotas, estimates of prompts and cached beginnings."""
+    replays: Annotated[int, Field(ge=0, le=10)] = 0
+    """How often a request is sent again whose engine failed before any of its answer came, to another one if there is
+    one. It may have been at work on it, so that what is asked for may be done twice. x-slai-replayed marks answers."""
     backlog_factor: Positive = 1.5
     """Engine steps of prompt work released ahead. More: closer to the engine's own order; less: risk of idle steps."""
     kv_watermark: Annotated[float, Field(ge=0, lt=1)] = 0.03

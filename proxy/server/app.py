@@ -176,6 +176,7 @@ def create_app(
             chronicle,
             settings.ask_usage,
             settings.queue_comment_seconds,
+            settings.replays,
         )
         app[PASS_THROUGH] = PassThrough(
             driver,

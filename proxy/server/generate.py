@@ -24,7 +24,7 @@ from proxy.core.request import Outcome, Request, RequestClass
 from proxy.server.access import CALLER, AccessError
 from proxy.server.answers import STARTED, error_response
 from proxy.server.bodies import Body, looked_into, read_body, withholds_body
-from proxy.server.relay import relay
+from proxy.server.relay import relay, replayed
 from proxy.server.slices import Slicer, slice_headers
 from proxy.server.waiting import as_event, decided
 from proxy.telemetry.report import RequestReport, TokenTimes
@@ -83,6 +83,8 @@ class Generator:
     """Whether engines are asked for the usage of streams whose clients did not ask."""
     comment_seconds: float | None = None
     """How often a client that waits for a stream is sent a comment; ``None``: never."""
+    replays: int = 0
+    """How often a request is sent again whose engine failed before any of its answer came, and may have begun it."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -288,12 +290,14 @@ class Generator:
                     asked_seconds = wire_headers.retry_after_seconds(upstream.headers)
                     self.tracing.turned_away(report, str(upstream.status), upstream.status)
             except EngineError as error:
-                if error.failure is not UpstreamFailure.CONNECT_FAILED:
+                if error.failure is not UpstreamFailure.CONNECT_FAILED and report.replays < self.replays:
+                    report.replays += 1
+                elif error.failure is not UpstreamFailure.CONNECT_FAILED:
                     report.outcome, report.reason = Outcome.ENGINE_FAILED, str(error.failure)
                     report.status = answer(error.failure).status
                     return await _in_time(request, _error(report, answer(error.failure)))
                 self.tracing.turned_away(report, str(error.failure))
-            # The engine provably has not started: back to the request's old place in the queue.
+            # The engine provably has not started, or the operator takes a second generation: back to its old place.
             report.engine_id = None
             cutter.renew()  # its removal has nothing to do with the next one
             ticket = self.driver.not_started(report.request_id, asked_seconds)
@@ -347,6 +351,7 @@ def _served(report: RequestReport) -> bool | None:
 def _error(report: RequestReport, told: ErrorAnswer) -> web.Response:
     response = error_response(told, report.path)
     response.headers["X-Request-Id"] = report.client_id
+    response.headers.update(replayed(report))
     return response
 
 

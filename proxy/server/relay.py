@@ -41,12 +41,7 @@ async def relay(
     report.status = upstream.status
     streamed = upstream.content_type == "text/event-stream"
     remover = UsageRemover() if report.asked_usage and streamed else None
-    response = request.get(STARTED) or relayed(request, upstream)
-    response.headers.setdefault("X-Request-Id", report.client_id)
-    if wants_timing(request.headers):
-        response.headers.add(SERVER_TIMING, queue_timing(report.queue_seconds or 0.0))
-    if remover is not None and not response.prepared:
-        response.headers.popall("Content-Length", None)
+    response = await _begin(request, report, upstream, without_usage=remover is not None)
     as_one_event = response.prepared and not streamed
     api = APIS[report.path]
     histogram, blame = metrics.tbt(report.request_class.name), driver.scheduler.blame
@@ -88,6 +83,30 @@ async def relay(
         report.prompt_tokens_told, report.completion_tokens, report.cached_tokens = usage
         report.prompt_tokens = report.prompt_tokens_told or report.prompt_tokens
     await response.write_eof()
+    return response
+
+
+def replayed(report: RequestReport) -> dict[str, str]:
+    """The header that marks an answer before which another engine may have worked on the request."""
+    return {"x-slai-replayed": str(report.replays)} if report.replays else {}
+
+
+async def _begin(
+    request: web.Request, report: RequestReport, upstream: EngineAnswer, *, without_usage: bool
+) -> web.StreamResponse:
+    """Make the client's answer, or take the one whose head is out already."""
+    started: web.StreamResponse | None = request.get(STARTED)
+    if started is not None:
+        if report.replays:
+            await started.write(b": replayed\n\n")
+        return started
+    response = relayed(request, upstream)
+    response.headers.setdefault("X-Request-Id", report.client_id)
+    response.headers.update(replayed(report))
+    if wants_timing(request.headers):
+        response.headers.add(SERVER_TIMING, queue_timing(report.queue_seconds or 0.0))
+    if without_usage:
+        response.headers.popall("Content-Length", None)
     return response
 
 

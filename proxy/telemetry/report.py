@@ -102,6 +102,8 @@ class RequestReport:
     dispatched_at: float | None = None
     engine_id: str | None = None
     dispatches: int = 0
+    replays: int = 0
+    """Dispatches after an engine had failed that may have begun the request."""
     times: TokenTimes = field(default_factory=TokenTimes)
     breaches: list[Breach] = field(default_factory=list)
     """Of its TBT deadline: the first ones, with their causes."""

@@ -206,6 +206,7 @@ def _request(report: RequestReport) -> dict[str, Value | None]:
         "slai.outcome": report.outcome and report.outcome.value,
         "slai.engine": report.engine_id,
         "slai.dispatches": report.dispatches,
+        "slai.replays": report.replays or None,
         "slai.queue.duration": report.queue_seconds,
         "slai.ttft.missed": report.missed_ttft,
         "slai.tbt.max": times.gap_max if times.gap_count else None,

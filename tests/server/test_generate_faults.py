@@ -211,6 +211,104 @@ class TestEnginesThatSayNothing:
             assert proxy.reasons() == {"timed_out": 1}
 
 
+class TestReplays:
+    """Where the operator allows that a request may be generated twice (``replays``)."""
+
+    @staticmethod
+    async def cut(call: Call) -> None:
+        call.close()
+
+    @pytest.mark.parametrize("body", [STREAMED, WHOLE])
+    async def test_another_engine_serves_and_the_answer_says_so(self, body: bytes) -> None:
+        async with (
+            scripted_engine(self.cut) as one,
+            scripted_engine() as two,
+            live_proxy(one, two, replays=1) as proxy,
+            proxy.post(body=body) as response,
+        ):
+            assert response.status == 200
+            assert response.headers["x-slai-replayed"] == "1"
+            await response.read()
+            assert (len(one.calls), len(two.calls)) == (1, 1)
+            assert two.calls[0].body == body
+            assert proxy.outcomes() == {"completed": 1}
+
+    async def test_silence_is_a_failure_too(self) -> None:
+        async with (
+            scripted_engine(lambda call: call.gone.wait()) as one,  # type: ignore[arg-type, return-value]
+            scripted_engine() as two,
+            live_proxy(one, two, replays=1, idle_timeout_seconds=0.1) as proxy,
+        ):
+            assert (await proxy.fetch())[0] == 200
+            await asyncio.wait_for(one.calls[0].gone.wait(), 5)
+            assert len(two.calls) == 1
+
+    async def test_no_more_often_than_allowed(self) -> None:
+        async with (
+            scripted_engine(self.cut) as one,
+            scripted_engine(self.cut) as two,
+            scripted_engine(self.cut) as three,
+            live_proxy(one, two, three, replays=1) as proxy,
+            proxy.post() as response,
+        ):
+            assert response.status == 502
+            assert response.headers["x-slai-replayed"] == "1"
+            assert len(one.calls) + len(two.calls) + len(three.calls) == 2
+            assert proxy.outcomes() == {"engine_failed": 1}
+
+    async def test_the_only_engine_is_asked_again_a_while_later(self) -> None:
+        async def script(call: Call) -> None:
+            await (self.cut if len(engine.calls) == 1 else two_tokens)(call)
+
+        async with scripted_engine(script) as engine, live_proxy(engine, replays=3) as proxy:
+            begun = asyncio.get_running_loop().time()
+            async with proxy.post() as response:
+                assert (response.status, response.headers["x-slai-replayed"]) == (200, "1")
+                await response.read()
+            assert asyncio.get_running_loop().time() - begun > 0.9, "it is left alone for a second"
+
+    async def test_never_after_a_byte(self) -> None:
+        async def script(call: Call) -> None:
+            await call.send(head("200 OK", *SSE, "Transfer-Encoding: chunked"))
+            call.close()
+
+        async with scripted_engine(script) as one, scripted_engine() as two, live_proxy(one, two, replays=1) as proxy:
+            async with proxy.post() as response:
+                assert "x-slai-replayed" not in response.headers
+                assert told(await response.read())["code"] == "upstream_error"
+            assert two.calls == []
+
+    async def test_a_stream_whose_head_is_out_tells_by_a_comment(self) -> None:
+        def held_up(until_then: asyncio.Event, then: Script) -> Script:
+            async def script(call: Call) -> None:
+                if until_then.is_set():
+                    await then(call)
+                else:
+                    await until_then.wait()
+                    await two_tokens(call)
+
+            return script
+
+        go = [asyncio.Event(), asyncio.Event()]
+        async with (
+            scripted_engine(held_up(go[0], self.cut)) as one,
+            scripted_engine(held_up(go[1], two_tokens)) as two,
+            live_proxy(one, two, max_num_seqs=1, replays=1, queue_comment_seconds=0.01) as proxy,
+        ):
+            others = [asyncio.ensure_future(proxy.fetch()) for _ in range(2)]
+            await until(lambda: one.calls and two.calls)
+            async with proxy.post(body=STREAMED) as response:
+                assert await response.content.readuntil(b"\n\n") == b": waiting\n\n"
+                go[0].set()
+                await until(lambda: len(one.calls) == 2)
+                go[1].set()
+                rest = await response.read()
+            assert rest.count(b": replayed\n\n") == 1
+            assert rest.endswith(DONE)
+            assert (len(one.calls), len(two.calls)) == (2, 2)
+            await asyncio.gather(*others)
+
+
 class TestStreamsThatBreakOff:
     async def broken(self, proxy: LiveProxy) -> bytes:
         """The stream that the client gets, which must end in an orderly way."""
