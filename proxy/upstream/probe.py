@@ -178,11 +178,11 @@ class Prober:
             return
         probe.failures = 0
         models = await self._get_models(probe)
-        probe.models = probe.models if models is None else models
+        models = probe.models if models is None else models
         metrics = await self._get_metrics(probe)
         probe.cache = read_cache_config(metrics) or probe.cache
         probe.plugin = read_plugin(metrics) if metrics else probe.plugin
-        models_served = frozenset(str(model["id"]) for model in probe.models)
+        models_served = frozenset(str(model["id"]) for model in models)
         up = EngineUp(probe.base_url, self.limits(probe.cache), models_served, plugin=probe.plugin)
         if not probe.up or up != probe.announced:
             if not probe.up:
@@ -198,20 +198,24 @@ class Prober:
                         "engine %s does not cache prefixes: its prompts go whole, --tiles has no effect there",
                         up.engine_id,
                     )
-            told = up if self._knowledge is None else await self._recall(probe, up, self._knowledge)
-            probe.up, probe.announced = True, up
+            told = up if self._knowledge is None else await self._recall(probe, up, models, self._knowledge)
+            # All at once: who finds a model in the list can have it.
+            probe.up, probe.announced, probe.models = True, up, models
             self._announce(told)
+        probe.models = models
         report = read_report(metrics)
         if report is not None or probe.reports:
             probe.reports = report is not None
             self._announce(EngineReported(probe.base_url, report))
 
-    async def _recall(self, probe: EngineProbe, up: EngineUp, known: Knowledge) -> EngineUp:
+    async def _recall(
+        self, probe: EngineProbe, up: EngineUp, listed: list[dict[str, Any]], known: Knowledge
+    ) -> EngineUp:
         """Find out what engine this is; if it is another than before, tell with it what is known about such engines."""
         if not probe.up:
             probe.version = await self._get_version(probe) or probe.version
         # Adapters come and go, and do not make another engine.
-        models = (str(model["id"]) for model in probe.models if model.get("parent") is None)
+        models = (str(model["id"]) for model in listed if model.get("parent") is None)
         key = fingerprint(models, up.limits, probe.version)
         if key == probe.fingerprint:
             return up

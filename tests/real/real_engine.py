@@ -1,5 +1,6 @@
 """A vLLM server as a process of its own."""
 
+import asyncio
 import json
 import os
 import signal
@@ -87,6 +88,16 @@ class RealEngine:
     def running(self) -> int:
         """How many requests it works on or has waiting, by its own account."""
         return int(self.figure("vllm:num_requests_running") + self.figure("vllm:num_requests_waiting{"))
+
+    async def runs(self, requests: int, seconds: float = 30.0) -> None:
+        """Wait until it has so many: it tells nobody, and is asked again and again.
+
+        Raises:
+            TimeoutError: it has more or fewer all the time.
+        """
+        async with asyncio.timeout(seconds):
+            while await asyncio.to_thread(self.running) != requests:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
 
     def done(self) -> int:
         """How many requests it has ended by itself since its start."""

@@ -1,5 +1,6 @@
 """LoRA adapters on a real vLLM: models of their own, which come and go."""
 
+import json
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -105,16 +106,16 @@ async def test_slices_of_its_prompts_carry_its_name(adapting: RealEngine) -> Non
 async def test_adapters_come_and_go_while_it_runs(adapting: RealEngine, adapter: Path) -> None:
     load = {"lora_name": "lake", "lora_path": str(adapter)}
     async with through(adapting) as (proxy, client):
-        async with proxy.client.post("/v1/load_lora_adapter", json=load) as refused:
+        async with proxy.post("/v1/load_lora_adapter", json.dumps(load).encode()) as refused:
             assert refused.status == 403, "it is not for everybody"
         assert "lake" not in [model.id async for model in client.models.list()]
     async with through(adapting, engine_administration=True) as (proxy, client):
-        async with proxy.client.post("/v1/load_lora_adapter", json=load) as loaded:
+        async with proxy.post("/v1/load_lora_adapter", json.dumps(load).encode()) as loaded:
             assert loaded.status == 200, await loaded.text()
         await until(lambda: any(model["id"] == "lake" for model in proxy.prober.models()))
         answer = await client.completions.create(model="lake", prompt=PROMPT, **LENGTH)
         assert answer.model == "lake"
-        async with proxy.client.post("/v1/unload_lora_adapter", json={"lora_name": "lake"}) as unloaded:
+        async with proxy.post("/v1/unload_lora_adapter", b'{"lora_name": "lake"}') as unloaded:
             assert unloaded.status == 200, await unloaded.text()
         await until(lambda: not any(model["id"] == "lake" for model in proxy.prober.models()))
         with pytest.raises(openai.NotFoundError):

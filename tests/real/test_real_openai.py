@@ -172,7 +172,7 @@ class TestErrors:
             openai.AsyncOpenAI(base_url=f"{proxy.url}/v1", api_key="none", max_retries=0) as client,
         ):
             stream = await client.completions.create(
-                model="tiny", prompt="a", stream=True, max_tokens=2000, extra_body={"ignore_eos": True}
+                model="tiny", prompt="a", stream=True, max_tokens=8000, extra_body={"ignore_eos": True}
             )
             await anext(aiter(stream))
             with pytest.raises(openai.RateLimitError) as refused:
@@ -198,27 +198,23 @@ class TestLeaving:
             model="tiny", prompt="a", stream=True, max_tokens=8000, extra_body={"ignore_eos": True}
         )
         await anext(aiter(stream))
-        assert await asyncio.to_thread(engine.running) == 1
+        await engine.runs(1)
         await stream.close()
-        await self.stopped(engine)
+        await engine.runs(0)
         await proxy.idle()
         assert proxy.outcomes() == {"client_gone": 1}
 
     async def test_so_does_its_own_timeout(self, openai_client: Any, proxy: LiveProxy, engine: RealEngine) -> None:
+        hasty = openai_client.with_options(timeout=openai.Timeout(60, read=3))
+        asking = hasty.completions.create(model="tiny", prompt="a", max_tokens=8000, extra_body={"ignore_eos": True})
+        asked = asyncio.ensure_future(asking)
+        await engine.runs(1)
         with pytest.raises(openai.APITimeoutError):
-            await openai_client.with_options(timeout=0.1).completions.create(
-                model="tiny", prompt="a", max_tokens=8000, extra_body={"ignore_eos": True}
-            )
-        await self.stopped(engine)
+            await asked
+        await engine.runs(0)
         await proxy.idle()
         assert proxy.outcomes() == {"client_gone": 1}
         assert [e.health.condition.value for e in proxy.scheduler.engines] == ["healthy"], "no fault of the engine"
-
-    @staticmethod
-    async def stopped(engine: RealEngine) -> None:
-        async with asyncio.timeout(5):
-            while await asyncio.to_thread(engine.running):  # noqa: ASYNC110 - an engine tells nobody
-                await asyncio.sleep(0.05)
 
 
 async def test_many_at_once(openai_client: Any, proxy: LiveProxy) -> None:

@@ -25,7 +25,7 @@ async def test_an_engine_dies_under_load_and_comes_back(
             return type(error).__name__
         return "ok"
 
-    asked = [asyncio.ensure_future(ask(4000)) for _ in range(20)]
+    asked = [asyncio.ensure_future(ask(8000)) for _ in range(20)]
     await until(lambda: sum(e.decodes for e in proxy.scheduler.engines) == 20, 60)
     await asyncio.to_thread(engine.kill)
     told = await asyncio.wait_for(asyncio.gather(*asked), 20)

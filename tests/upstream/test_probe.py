@@ -285,6 +285,29 @@ async def test_models_of_all_engines_that_are_up() -> None:
             assert watch.prober.models() == second_entries
 
 
+async def test_a_model_is_listed_when_it_can_be_had_and_no_sooner() -> None:
+    """An adapter that is loaded while the proxy runs: between the list and /metrics of one look, nobody knows of it."""
+    async with scripted_engine(None, "tiny") as engine, watching(engine) as watch:
+        metrics = engine.routes["GET /metrics"]
+        await watch.look()
+
+        async def slow(call: Call) -> None:
+            asked.set()
+            await go.wait()
+            await metrics(call)
+
+        for models in (["tiny", "adapter"], ["tiny"]):
+            asked, go = asyncio.Event(), asyncio.Event()
+            before = {str(model["id"]) for model in watch.prober.models()}
+            engine.routes["GET /metrics"], engine.models = slow, models
+            look = asyncio.ensure_future(watch.look())
+            await asked.wait()
+            assert {str(model["id"]) for model in watch.prober.models()} == before
+            go.set()
+            assert [said.models for said in await look if isinstance(said, EngineUp)] == [frozenset(models)]
+            assert {str(model["id"]) for model in watch.prober.models()} == set(models)
+
+
 async def test_engines_are_probed_on_their_own_until_cancelled() -> None:
     """One that hangs holds up nobody."""
     async with scripted_engine() as slow, scripted_engine() as quick:
