@@ -102,7 +102,9 @@ class Holdings:
         return self._part_of((held.requests, held.size_bytes, held.tokens))
 
     def _part_of(self, amounts: tuple[int, int, int]) -> float:
-        return max(_ratio(amount, bound) for amount, bound in zip(amounts, self._bounds, strict=True))
+        requests, size_bytes, tokens = amounts
+        most_requests, most_bytes, most_tokens = self._bounds
+        return max(_ratio(requests, most_requests), _ratio(size_bytes, most_bytes), _ratio(tokens, most_tokens))
 
 
 def _ratio(amount: int, bound: float) -> float:

@@ -133,6 +133,13 @@ async def read_body(request: web.Request) -> bytes:
         request[_CONTINUED] = True
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # of the answer, nothing has been sent
+    if content.is_eof():  # all of it has come with the head, as most do: nothing to wait for
+        whole = content.read_nowait()
+        if len(whole) > most:
+            raise web.HTTPRequestEntityTooLarge(most, len(whole))
+        uploads.hold(len(whole))
+        uploads.held_bytes -= len(whole)
+        return whole
     pieces: list[bytes] = []
     size = 0
     try:

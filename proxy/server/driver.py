@@ -61,7 +61,8 @@ class Driver:
 
     def now(self) -> float:
         """The time in whole microseconds, as the simulator has it: equal times, equal decisions."""
-        return round(self._clock(), 6)
+        # round(x, 6) takes three times as long, and this is asked for with every token.
+        return round(self._clock() * 1e6) / 1e6
 
     def submit(
         self,

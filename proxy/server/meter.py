@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from proxy.telemetry.report import MAX_BREACHES, Breach
-from proxy.wire.openai import read_chunk, read_index
+from proxy.wire.openai import VISIBLE_TOKEN, read_chunk, read_index
 from proxy.wire.sse import EventSplitter
 
 if TYPE_CHECKING:
@@ -93,6 +93,10 @@ class StreamMeter:
         chunks, visible = 0, report.times.first_at is not None
         for payload in self._splitter.feed(data):
             view = self._read(payload)
+            if view is VISIBLE_TOKEN and self._steps is None:
+                visible = True
+                chunks += 1
+                continue
             if view.visible or view.held_back:
                 visible = visible or view.visible
                 if self._steps is None:

@@ -5,7 +5,16 @@ msgspec skip what is not asked for; where they refuse what Python's ``json`` tak
 repeated key of the wrong type first), ``json`` decides, because vLLM reads requests with it.
 """
 
-from proxy.wire.openai.answer import ChunkView, Usage, decode_leniently, read_chunk, read_index, read_usage, token_count
+from proxy.wire.openai.answer import (
+    VISIBLE_TOKEN,
+    ChunkView,
+    Usage,
+    decode_leniently,
+    read_chunk,
+    read_index,
+    read_usage,
+    token_count,
+)
 from proxy.wire.openai.request import (
     BadRequest,
     RequestView,
@@ -18,6 +27,7 @@ from proxy.wire.openai.request import (
 )
 
 __all__ = [
+    "VISIBLE_TOKEN",
     "BadRequest",
     "ChunkView",
     "RequestView",

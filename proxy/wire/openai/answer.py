@@ -42,7 +42,8 @@ class ChunkView:
     """What vLLM says that the request waited in it (``--enable-per-request-metrics``), beside the usage."""
 
 
-_VISIBLE_TOKEN = ChunkView(tokens=1, visible=True)
+VISIBLE_TOKEN = ChunkView(tokens=1, visible=True)
+"""What nearly every chunk is: a token that shows, and nothing else."""
 _NOTHING = ChunkView()
 _HELD_BACK = ChunkView(held_back=True)
 _DONE = ChunkView(done=True)
@@ -120,7 +121,7 @@ def read_chunk(data: bytes) -> ChunkView:
     usage = chunk.usage
     if usage is None and finish_reason is None and not chunk.error and not (visible and held_back):
         if tokens == 1 and visible:
-            return _VISIBLE_TOKEN
+            return VISIBLE_TOKEN
         if tokens == 0:
             return _HELD_BACK if held_back else _NOTHING
     finish_reason = finish_reason if isinstance(finish_reason, str) else None
