@@ -105,7 +105,7 @@ def failures(runs: Sequence[RunFigures]) -> Iterator[str]:
 
 def _overview(rows: Mapping[str, dict[str, Any]]) -> Table:
     table = _table("TTFT\np50 (s)", "\nrange", "\nchange", "\np90", "\np99")
-    for heading in ("done\n(1/s)", "offered\n(1/s)", "pre-\nempted", "star-\nved\n(%)", "queue\np95\n(ms)"):
+    for heading in ("done\n(1/s)", "of-\nfered\n(1/s)", "pre-\nempted", "star-\nved\n(%)", "queue\np95\n(ms)"):
         table.add_column(heading, justify="right", no_wrap=True)
     for number, (policy, row) in enumerate(rows.items()):
         figures, ratio = row["median"], row["ratio"]
