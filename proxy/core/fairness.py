@@ -16,7 +16,6 @@ pool serves per unit of weight in ``2 * credit_seconds``. While outputs are not 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from proxy.core.counters import Counter, Level
@@ -32,8 +31,6 @@ CREDIT_SECONDS = 10.0
 """How far back a flow may claim what it left unused."""
 REMEMBERED_FLOWS = 1024
 """Flows without a waiting request whose counters are kept; beyond, the one that is idle longest is forgotten."""
-BEFORE_ALL = -inf, -inf
-"""How far ahead of their turns those are whose work is guaranteed."""
 
 
 class Flow(NamedTuple):
@@ -122,6 +119,10 @@ class FairShares:
     def is_guaranteed(self, flow: Flow, now: float) -> bool:
         """Whether what the flow has released now is within what its tenant is guaranteed."""
         return self._guarantees.left(flow.tenant, now) > 0
+
+    def ahead(self, flow: Flow, now: float) -> tuple[float, float]:
+        """As ``Bill.ahead`` for a request of the flow that goes next, which is not charged yet."""
+        return self._guarantees.ahead(flow.tenant, now) if self.is_guaranteed(flow, now) else (0.0, 0.0)
 
     def accounts(self, now: float) -> list[FlowAccount]:
         """Return all that are remembered: first those that wait, in the order of their turns."""
@@ -228,13 +229,13 @@ class Bill:
         self._occupancy.give(self._flow, self._held)
         self._held = 0.0
 
-    def ahead(self) -> tuple[float, float]:
+    def ahead(self, now: float) -> tuple[float, float]:
         """How far the request's class, and its tenant inside it, are ahead of who goes next of those that wait.
 
         What is guaranteed has its turn before all.
         """
         if self._guarantees is not None:
-            return BEFORE_ALL
+            return self._guarantees.ahead(self._flow.tenant, now)
         return self._classes.ahead(self._flow.class_weight), self._tenants.ahead(self._flow.tenant)
 
     def _correct(self, prompt_tokens: int, output_tokens: float) -> None:

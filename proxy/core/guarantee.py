@@ -7,6 +7,7 @@ full at first. A request that it lets go may leave it in debt, which is paid bac
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from proxy.core.quota import TokenBucket
@@ -42,6 +43,10 @@ class Guarantees:
         """Return the part of its account that the tenant has left; 0 or less: its work is beyond."""
         bucket = self._buckets.get(tenant)
         return 0.0 if bucket is None else bucket.level(now) / bucket.capacity
+
+    def ahead(self, tenant: str, now: float) -> tuple[float, float]:
+        """By what guaranteed work is ordered before all that is not: whose guarantee is used less goes first."""
+        return -inf, -self.left(tenant, now)
 
     def use(self, tenant: str, tokens: float, now: float) -> None:
         """Take so many tokens out of the account."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from proxy.core.admission import leaves_free
-from proxy.core.fairness import BEFORE_ALL
 from proxy.core.growth import GrowthModel
 from proxy.core.lane import Pace
 from proxy.core.prefix import Prefixes
@@ -134,9 +133,8 @@ class Ledger:
     def ahead(self, entry: Entry, now: float) -> tuple[float, float]:
         """How far a request's class and tenant are ahead of those who go next; see ``Bill.ahead``."""
         if entry.bill is not None:
-            return entry.bill.ahead()
-        servers = self.backlog.servers_of(entry.waiting)
-        return BEFORE_ALL if self.backlog.is_guaranteed(entry.waiting.request, servers, now) else (0.0, 0.0)
+            return entry.bill.ahead(now)
+        return self.backlog.ahead(entry.waiting.request, self.backlog.servers_of(entry.waiting), now)
 
     def kept_from(self, request: Request, servers: Servers, gate: GateConfig, now: float) -> set[str]:
         """The engines whose KV cache is too full for a request, as some of it is kept for other tenants."""

@@ -203,10 +203,9 @@ class Backlog:
         shares = self._shares.get(servers)
         return 1.0 if shares is None else shares.share_of(flow_of(request))
 
-    def is_guaranteed(self, request: Request, servers: Servers, now: float) -> bool:
-        """Whether a release of the request now is within what its tenant is guaranteed of these engines."""
-        shares = self._shares.get(servers)
-        return shares is not None and shares.is_guaranteed(flow_of(request), now)
+    def ahead(self, request: Request, servers: Servers, now: float) -> tuple[float, float]:
+        """How far ahead of its turn the request at the head of these engines' queue is; see ``FairShares.ahead``."""
+        return self._shares[servers].ahead(flow_of(request), now)
 
     def kept_from(self, request: Request, servers: Servers, now: float) -> float:
         """Tokens of KV cache, over these engines, that a release of the request has to leave free for other tenants."""

@@ -76,6 +76,14 @@ class TestTurns:
         got = [release(shares, 100) for _ in range(200)]
         assert (got.count(A), got.count(B)) == (150, 50)
 
+    def test_a_prompt_half_way_is_overtaken_only_by_those_that_have_used_less(self) -> None:
+        shares = waiting({"a": 10_000, "b": 10_000}, A, B, C)
+        half_way = shares.open_bill(A, 0.0)
+        half_way.charge(2000, 0.0, last=False)
+        assert shares.ahead(B, 0.0) < half_way.ahead(0.0) < shares.ahead(C, 0.0)
+        shares.open_bill(B, 0.0).charge(5000, 0.0, last=True)
+        assert half_way.ahead(0.0) < shares.ahead(B, 0.0) < shares.ahead(C, 0.0)
+
     def test_classes_of_a_tenant_share_its_guarantee_by_weight(self) -> None:
         heavy = Flow(3.0, "a")
         shares = waiting({"a": 1_000_000}, A, heavy, B)
