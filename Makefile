@@ -92,7 +92,7 @@ dashboards: $(VENV)/.installed-test  ## Make dashboards/*.json from dashboards/p
 reference: $(VENV)/.installed  ## Make docs/configuration.md and docs/metrics.md from the code
 	@$(BIN)/python -m reference
 
-IMAGE_EXTRAS := dns,k8s,otlp,otlp-grpc,redis
+IMAGE_EXTRAS := dns,k8s,otlp,otlp-grpc,redis,workers
 lock:  ## Write deploy/constraints.txt anew: the newest versions of all that is in the image
 	@rm -rf build/lock && $(PYTHON) -m venv build/lock
 	@build/lock/bin/python -m pip install --quiet --disable-pip-version-check '.[$(IMAGE_EXTRAS)]'

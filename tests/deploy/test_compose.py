@@ -159,6 +159,11 @@ def test_the_proxy_is_told_of_the_engines_that_there_are(names: list[str]) -> No
         assert found[host]["healthcheck"]["test"]
         assert port == "8000"
     assert settings.otlp_endpoint is not None
+    assert settings.redis is not None
+    assert settings.redis.get_secret_value() == "redis://redis:6379"
+    assert found["proxy"]["depends_on"]["redis"] == {"condition": "service_healthy"}
+    in_it = [name for name, service in found.items() if "store" in service.get("networks", ())]
+    assert sorted(in_it) == ["proxy", "redis"], "it has no password"
     assert settings.otlp_endpoint == "http://collector:4318"
     grace = float(found["proxy"]["stop_grace_period"].removesuffix("s"))
     assert settings.drain_grace_seconds + settings.drain_seconds < grace

@@ -1,6 +1,7 @@
 """What `docker compose up` starts, without Docker: proxy, two engines, load, and a real Prometheus with the rules."""
 
 import asyncio
+import importlib.util
 import json
 import re
 import shutil
@@ -68,8 +69,12 @@ async def answers(client: aiohttp.ClientSession, url: str, seconds: float = 30) 
 
 
 class Stack:
-    def __init__(self, client: aiohttp.ClientSession, proxy: str, prometheus: str) -> None:
-        self.client, self.proxy, self.prometheus = client, proxy, prometheus
+    def __init__(self, client: aiohttp.ClientSession, proxy: str, prometheus: str, *, fleet: bool) -> None:
+        self.client, self.proxy, self.prometheus, self.fleet = client, proxy, prometheus, fleet
+
+    def has(self, name: str) -> bool:
+        """Whether there can be such a series: without a store there is no fleet."""
+        return self.fleet or not name.startswith("slai_fleet_")
 
     async def ask(self, path: str, **parameters: str) -> Any:
         async with self.client.get(f"{self.prometheus}/api/v1/{path}", params=parameters) as response:
@@ -113,6 +118,21 @@ class Stack:
 
 
 @asynccontextmanager
+async def redis(folder: Path) -> AsyncIterator[str | None]:
+    """A Redis as Compose starts it, on a socket of its own; ``None`` where there is none."""
+    if shutil.which("redis-server") is None or importlib.util.find_spec("redis") is None:
+        yield None
+        return
+    command = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text(encoding="utf-8"))["services"]["redis"]["command"]
+    path = folder / "redis.sock"
+    async with process(*command, "--port", "0", "--unixsocket", str(path)):
+        async with asyncio.timeout(30):
+            while not path.exists():  # noqa: ASYNC110 - made by another process
+                await asyncio.sleep(0.1)
+        yield f"unix://{path}"
+
+
+@asynccontextmanager
 async def stack(folder: Path) -> AsyncIterator[Stack]:
     engines, port, scraper = [free_port(), free_port()], free_port(), free_port()
     scrape = {
@@ -132,16 +152,11 @@ async def stack(folder: Path) -> AsyncIterator[Stack]:
         )
         for engine in engines:
             await answers(client, f"http://127.0.0.1:{engine}/health")
+        store = await running.enter_async_context(redis(folder))
         urls = ",".join(f"http://127.0.0.1:{engine}" for engine in engines)
-        settings = (
-            "--port",
-            str(port),
-            "--config",
-            str(ROOT / "deploy/slai.demo.yaml"),
-            "--tiles",
-            "--token-budget",
-            "8192",
-        )
+        settings = ["--port", str(port), "--config", str(ROOT / "deploy/slai.demo.yaml")]
+        settings += ["--tiles", "--token-budget", "8192", "--max-num-seqs", "128"]
+        settings += ["--redis", store] if store is not None else []
         await running.enter_async_context(process(*ours, "serve", "--engines", urls, *settings))
         await answers(client, f"http://127.0.0.1:{port}/readyz")
         await running.enter_async_context(
@@ -153,7 +168,7 @@ async def stack(folder: Path) -> AsyncIterator[Stack]:
             )
         )
         await answers(client, f"http://127.0.0.1:{scraper}/-/ready")
-        yield Stack(client, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{scraper}")
+        yield Stack(client, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{scraper}", fleet=store is not None)
 
 
 async def asked_for(found: Stack) -> dict[str, str]:
@@ -170,7 +185,7 @@ async def asked_for(found: Stack) -> dict[str, str]:
             if rule["type"] == "recording":
                 asked[f"rule {rule['name']}"] = rule["name"]
             # An alert that does not fire has no data; what it asks for has.
-            asked |= {f"rule {rule['name']}: {name}": seen(name) for name in names(rule["query"])}
+            asked |= {f"rule {rule['name']}: {name}": seen(name) for name in names(rule["query"]) if found.has(name)}
     # "or vector(0)" always has.
     return asked | {f"{where}: {name}": seen(name) for where, of in asked.items() for name in names(of)}
 
