@@ -216,7 +216,9 @@ class StepPlanning(_Base):
         arrived_at = self._arrived_at.setdefault(request.request_id, now)  # vLLM's own is by another clock
         if request.num_preemptions:
             arrived_at = float("-inf")  # it was running already; vLLM puts it first as well
-        return Prompt(request.request_id, left, request.num_computed_tokens, arrived_at, request.priority)
+        # Where the engine is not told to mind priorities, no client may put itself before the others for good.
+        rank = 0 if self._fcfs else request.priority
+        return Prompt(request.request_id, left, request.num_computed_tokens, arrived_at, rank)
 
     def _tbt(self, request: Any) -> float:
         tbt = self._tbt_seconds.get(request.request_id)

@@ -149,6 +149,14 @@ def test_an_engine_with_priorities_keeps_its_own_order() -> None:
     assert engine.step() == {"a": 512}
 
 
+@pytest.mark.parametrize("policy", ["deadline", "slai", "rad"])
+def test_where_priorities_are_not_minded_nobody_gets_ahead_by_one(policy: str) -> None:
+    engine = planned(policy=policy)
+    engine.add(Request("a", 100))
+    engine.add(Request("b", 300, priority=-1000))
+    assert next(iter(engine.step())) == "a"
+
+
 def test_decodes_sit_out_while_prompts_need_the_step_and_run_before_they_are_late() -> None:
     engine = planned(policy="slai", tbt_ms=100)
     engine.add(Request("decode", 10))
