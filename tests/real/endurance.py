@@ -31,8 +31,8 @@ _FIRST_ID, _IDS = 1000, 2048
 _BLOCK_TOKENS = 32
 _LONGEST = 6000
 _SCHEMA = {"type": "object", "properties": {"unit": {"enum": ["c", "f"]}}, "required": ["unit"]}
-_ON_THE_WAY_SECONDS = 2.0
-"""From a client to the engine's queue and back, on a machine with other things to do."""
+_ON_THE_WAY_SECONDS = 5.0
+"""From a client to the engine's queue, on a machine with other things to do."""
 _IDLE_SECONDS = 60.0
 
 
