@@ -89,7 +89,7 @@ async def test_shapes_are_kept_beside_long_prompts(before: LiveProxy) -> None:
 
 
 async def test_adapters_work(before: LiveProxy) -> None:
-    """One after the other: in one step with the model's own sequences, vLLM's CPU build gives all of them the adapter."""
+    """One after the other: a stock vLLM for CPUs, too, mixes them up with the model's own in one step."""
     said = []
     for model in ("tiny", "adapted"):
         long = (ask(before, model=model, prompt="x " * 3000, max_tokens=2) for _ in range(3))
