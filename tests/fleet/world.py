@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import sys
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
@@ -151,10 +150,12 @@ class Replica:
 class Seen:
     """What the clients of one replica saw."""
 
-    outcomes: Counter[str] = field(default_factory=Counter)
-    ttft: list[float] = field(default_factory=list)
-    """When first tokens came, on the clock, with what they had been waited for."""
+    outcomes: dict[str, int] = field(default_factory=dict)
     waits: list[tuple[float, float]] = field(default_factory=list)
+    """When first tokens came, on the clock, and how long they had been waited for."""
+
+    def note(self, outcome: str) -> None:
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
 
 async def ask(replica: Replica, client: aiohttp.ClientSession, seen: Seen, tokens: int, prompt: str) -> None:
@@ -164,23 +165,23 @@ async def ask(replica: Replica, client: aiohttp.ClientSession, seen: Seen, token
     try:
         async with client.post(f"{replica.url}/v1/completions", json=body) as answer:
             if answer.status != 200:
-                seen.outcomes[f"refused {answer.status}"] += 1
+                seen.note(f"refused {answer.status}")
                 return
             async for line in answer.content:
                 if line.startswith(b"data: [DONE]"):
                     done = True
                 elif line.startswith(b"data: {") and b'"error"' in line:
-                    seen.outcomes["told of an error"] += 1
+                    seen.note("told of an error")
                     return
                 elif line.startswith(b"data: {"):
                     if not got:
                         seen.waits.append((monotonic(), monotonic() - began))
                     got += 1
-        seen.outcomes["completed" if done and got == tokens else "cut"] += 1
+        seen.note("completed" if done and got == tokens else "cut")
     except (aiohttp.ClientError, OSError):
-        seen.outcomes["cut" if got else "connection lost while waiting"] += 1
+        seen.note("cut" if got else "connection lost while waiting")
     except TimeoutError:
-        seen.outcomes["hung"] += 1
+        seen.note("hung")
 
 
 async def until(condition: Callable[[], object], seconds: float) -> float | None:
