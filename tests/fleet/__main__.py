@@ -48,7 +48,7 @@ def main() -> int:
             if options.json:
                 options.json.write_text(json.dumps([asdict(o) for o in outcomes], indent=1))
     console.print(_table(outcomes))
-    return int(any(o.left or o.most_at_an_engine > o.slots * (1 + bool(o.fault != "nothing")) for o in outcomes))
+    return int(any(o.left or o.most_at_an_engine > o.most_allowed for o in outcomes))
 
 
 def _table(outcomes: list[Outcome]) -> Table:
@@ -62,7 +62,14 @@ def _table(outcomes: list[Outcome]) -> Table:
         )
         pause = "-" if o.recovered_seconds is None else f"{o.recovered_seconds:.2f} s"
         left = "\n".join(f"{what} {count:g}" for what, count in o.left.items()) or "nothing"
-        table.add_row(o.fault, seen, pause, f"{o.most_at_an_engine} of {o.slots}", left, "\n".join(o.roles.values()))
+        table.add_row(
+            o.fault,
+            seen,
+            pause,
+            f"{o.most_at_an_engine} (slots {o.slots}, at most {o.most_allowed:.0f})",
+            left,
+            "\n".join(o.roles.values()),
+        )
     return table
 
 

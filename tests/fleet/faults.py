@@ -55,6 +55,12 @@ class Outcome:
     """Who decides then."""
     seconds: float = 0.0
 
+    @property
+    def most_allowed(self) -> float:
+        """Of each engine, while replicas decide alone: what one had before, and all others' parts."""
+        parts = len(self.seen)
+        return self.slots * (2 - 1 / parts) + parts if self.fault != "nothing" else self.slots
+
 
 class World:
     """Engines, a Redis server, replicas with a link of their own to it, and clients at each of them."""

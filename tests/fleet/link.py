@@ -40,7 +40,11 @@ class Link:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._to_port)
+        try:
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._to_port)
+        except OSError:
+            writer.close()
+            return
         async with asyncio.TaskGroup() as group:
             for task in (
                 group.create_task(self._pump(reader, there_writer)),
