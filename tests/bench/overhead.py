@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from loadgen.children import Child
 
 CONNECTIONS = 32
-_STEP_SECONDS = 0.002
+_STEP_SECONDS = 0.01
+"""Long enough for each token to be read by itself: what comes at once costs little more than one of it."""
 PATIENT = ("--probe-interval-seconds", "60")
 """However busy the machine is, the server is not to be taken for dead."""
 _SHORT = 600
-_LONG, _TOKENS = 32, 300
+_LONG, _TOKENS = 32, 100
 
 
 @dataclass(frozen=True, slots=True)
