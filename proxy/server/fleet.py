@@ -11,6 +11,7 @@ import os
 import secrets
 import socket
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING
 
 from proxy.configfile import ConfigError
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from proxy.store.contract import StateStore
     from proxy.telemetry.chronicle import Observe
     from proxy.telemetry.metrics import Metrics
+
+_TELL_SECONDS = 60.0
+"""Between two warnings of letters that cannot be read: as many may come as somebody likes."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +66,8 @@ class Fleet:
         self.counts = FleetCounts()
         self._driver = driver
         self._member = driver.member
+        self._answers = True  # whether the store has answered to the last sign of life
+        self._tells_at = -inf  # when to warn again of a letter that cannot be read
 
     @property
     def member(self) -> Member:
@@ -116,10 +122,14 @@ class Fleet:
             standing = await self.store.beat(member.id, member.config.life_seconds, willing=member.willing)
         except StoreError as error:
             self.counts.failed_beats += 1
-            _log.debug("no answer to a sign of life: %s", error)
-            standing = None
+            if self._answers:  # once, however long it lasts
+                _log.warning("fleet: no answer to a sign of life: %s", error)
+            self._answers, standing = False, None
         now = driver.now()
         if standing is not None:
+            if not self._answers:
+                _log.warning("fleet: the store answers again")
+            self._answers = True
             self.counts.beats += 1
             self.counts.beat_seconds += now - sent_at
         role = member.role
@@ -152,15 +162,25 @@ class Fleet:
             self.counts.letters_sent += 1
 
     def _receive(self, data: bytes) -> None:
+        now = self._driver.now()
         try:
             letter = decode_letter(data)
         except LetterError as error:
-            self.counts.letters_unread += 1
-            _log.warning("%s", error)
+            self._unread(f"{error}", now)
+            return
+        try:
+            actions = self._member.receive(letter, now)
+        except Exception:  # noqa: BLE001 - whatever it says, this replica has requests of its own
+            self._unread("a fault of the proxy, or a forged letter", now, exc_info=True)
             return
         self.counts.letters_received += 1
-        now = self._driver.now()
-        self._driver.perform(self._member.receive(letter, now), now)
+        self._driver.perform(actions, now)
+
+    def _unread(self, why: str, now: float, *, exc_info: bool = False) -> None:
+        self.counts.letters_unread += 1
+        if now >= self._tells_at:
+            self._tells_at = now + _TELL_SECONDS
+            _log.warning("fleet: a letter is left aside: %s", why, exc_info=exc_info)
 
 
 def drive(

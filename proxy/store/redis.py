@@ -80,8 +80,8 @@ class RedisStore:
         leader, epoch, left, members = await self._bounded(
             self._beat(keys=(self._lease, self._members), args=(replica, life, int(willing)))
         )
-        names = frozenset(name.decode() for name in members)
-        return Standing(leader.decode(), int(epoch), int(left) / _MICROSECONDS, names)
+        names = frozenset(name.decode(errors="replace") for name in members)
+        return Standing(leader.decode(errors="replace"), int(epoch), int(left) / _MICROSECONDS, names)
 
     async def resign(self, replica: str) -> None:
         await self._bounded(self._resign(keys=(self._lease, self._members), args=(replica,)))

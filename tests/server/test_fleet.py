@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from math import nan
 from typing import TYPE_CHECKING
 
 import pytest
+import redis.asyncio as aioredis
 from live_proxy import live_proxy, until
 from redis_server import PROGRAM, WHY_NOT, RedisServer
 from scripted_engine import scripted_engine, two_tokens
 
-from proxy.core.fleet import Role
+from proxy.core.fleet import Letter, Role, letters
+from proxy.core.request import Request
 from proxy.server.app import PROXY
+from proxy.wire.letters import encode_letter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -126,3 +130,85 @@ async def test_a_replica_starts_and_serves_without_the_server(redis_server: Redi
         await redis_server.start()
         await until(lambda: member_of(alone).role is Role.LEADER, 20)
         assert (await alone.fetch())[0] == 200
+
+
+async def test_forged_letters_and_garbage_harm_nobody(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        scripted_engine() as one,
+        live_proxy(one, redis=redis_server.url) as first,
+        live_proxy(one, redis=redis_server.url) as second,
+        aioredis.Redis.from_url(redis_server.url) as direct,
+    ):
+        leader, follower = member_of(first), member_of(second)
+        await until(lambda: leader.role is Role.LEADER)
+        await until(lambda: (line := follower._following.line) is not None and line.acknowledged)
+
+        async def send(to: Member, data: bytes) -> None:
+            await direct.publish(f"slai:{{default}}:v1:to:{to.id}", data)
+
+        def told(to: Member, sender: str, *notes: letters.Note, leads: bool, epoch: int, number: int = 1) -> bytes:
+            written = Letter(sender, to.id, epoch, leads=leads, session=1, number=number, heard=0, notes=notes)
+            return encode_letter(written)
+
+        nothing, request = letters.Announced((), (), {}), Request("1", 10)
+        bad = letters.Announced((letters.Waits(request, nan),), (), {})
+        gone = letters.Announced((), (letters.Runs(request, 1.0, "nowhere", 4),), {"nowhere": 3, one.url: -7})
+        epoch = leader.epoch
+        for data in (b"", b"\xc1" * 1000, b"\xdd\xff\xff\xff\xff", b"x" * 5_000_000):
+            await send(leader, data)
+            await send(follower, data)
+        await send(leader, told(leader, "ghost", bad, leads=False, epoch=epoch))
+        await send(leader, told(leader, "ghost", gone, leads=False, epoch=epoch))
+        ghosts = letters.Waits(request, -5.0), letters.Over("2"), letters.SliceOver("1", 3, cached=True)
+        await send(leader, told(leader, "another", nothing, *ghosts, leads=False, epoch=epoch))
+        await send(leader, told(leader, leader.id, nothing, letters.Waits(request, 0.0), leads=False, epoch=epoch))
+        for to in (leader, follower):  # whoever says that it leads, without the store saying so
+            await send(to, told(to, "nobody", letters.Call(), leads=True, epoch=2**64 - 1))
+        for note in (letters.SendSlice("1", one.url, 5, 0, 1), letters.Send("1", "nowhere"), letters.Leaves()):
+            await send(follower, told(follower, leader.id, note, leads=True, epoch=epoch, number=2))
+        for proxy in (first, second):
+            assert (await proxy.fetch())[0] == 200
+        await until(lambda: (leader.role, follower.role) == (Role.LEADER, Role.FOLLOWER), 10)
+        await until(lambda: follower.leader == leader.id)
+        assert first.samples("slai_fleet_letters_total")["unread",] >= 4
+        assert len([r for r in caplog.records if "left aside" in r.message]) == 2, "of each replica one"
+        await until(lambda: not first.scheduler.ledger.entries, 10)  # those of the ghosts, too
+
+
+async def test_a_fault_in_taking_a_letter_in_stops_no_replica(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with scripted_engine() as one, live_proxy(one, redis=redis_server.url) as proxy:
+        member = member_of(proxy)
+        await until(lambda: member.role is Role.LEADER)
+
+        def fail(*_: object) -> None:
+            raise KeyError("a fault")
+
+        monkeypatch.setattr(member, "receive", fail)
+        letter = Letter("b", member.id, member.epoch, leads=False, session=1, number=1, heard=0)
+        async with aioredis.Redis.from_url(redis_server.url) as direct:
+            await direct.publish(f"slai:{{default}}:v1:to:{member.id}", encode_letter(letter))
+        await until(lambda: proxy.samples("slai_fleet_letters_total")["unread",] == 1)
+        assert "a fault" in caplog.text
+        assert (await proxy.fetch())[0] == 200
+
+
+async def test_why_a_replica_decides_alone_is_told_once(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        scripted_engine() as one,
+        live_proxy(one, redis=redis_server.url) as proxy,
+        aioredis.Redis.from_url(redis_server.url) as direct,
+    ):
+        await until(lambda: member_of(proxy).role is Role.LEADER)
+        await direct.delete("slai:{default}:v1:lease")
+        await direct.set("slai:{default}:v1:lease", "not ours")
+        await until(lambda: member_of(proxy).role is Role.LOCAL)
+        await direct.delete("slai:{default}:v1:lease")
+        await until(lambda: member_of(proxy).role is Role.LEADER)
+        assert caplog.text.count("WRONGTYPE") == 1
+        assert caplog.text.count("answers again") == 1

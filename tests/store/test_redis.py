@@ -7,7 +7,7 @@ import os
 import signal
 from contextlib import asynccontextmanager, suppress
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis.asyncio as aioredis
@@ -107,6 +107,60 @@ async def test_a_server_without_memory_is_an_error(tmp_path: Path) -> None:
         opened(full.url) as store,
     ):
         with pytest.raises(StoreError, match="OutOfMemory"):
+            await store.beat("a", 1.0)
+
+
+LEASE, MEMBERS = "slai:{tests}:v1:lease", "slai:{tests}:v1:members"
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"epoch": "junk", "ends_at": "junk"},
+        {"leader": "gone", "epoch": "1e300", "ends_at": "0"},
+        {"leader": "gone", "epoch": "nan", "ends_at": "nan"},
+        {"leader": "gone", "epoch": "-5", "ends_at": "-inf"},
+    ],
+)
+async def test_a_lease_that_makes_no_sense_is_given_anew(
+    server: RedisServer, store: RedisStore, found: dict[Any, Any]
+) -> None:
+    async with aioredis.Redis.from_url(server.url) as direct:
+        await direct.hset(LEASE, mapping=found)
+    standing = await store.beat("a", 1.0)
+    if standing.leader != "a":  # as long as one may hold it
+        await asyncio.sleep(1.0)
+        standing = await store.beat("a", 1.0)
+    assert standing.leader == "a"
+    assert 0 < standing.epoch < 2**53
+    assert await store.post_as_leader("b", b"letter", "a", standing.epoch)
+
+
+async def test_a_lease_of_a_clock_that_was_set_back_ends_in_time(server: RedisServer, store: RedisStore) -> None:
+    first = await store.beat("a", 0.3)
+    async with aioredis.Redis.from_url(server.url) as direct:
+        await direct.hset(LEASE, "ends_at", str(int((first.epoch / 1e6 + 3600) * 1e6)))
+        await direct.zadd(MEMBERS, {"a": first.epoch + 3600e6})
+    assert (await store.beat("b", 0.3)).leader == "a"  # who may still count on it
+    await asyncio.sleep(0.35)
+    second = await store.beat("b", 0.3)
+    assert (second.leader, second.members) == ("b", frozenset({"b"}))
+    assert second.epoch > first.epoch
+
+
+async def test_members_that_are_none_neither_stay_nor_stand_in_the_way(server: RedisServer, store: RedisStore) -> None:
+    await store.beat("a", 1.0)
+    async with aioredis.Redis.from_url(server.url) as direct:
+        await direct.zadd(MEMBERS, {b"\xff\xfe": (await direct.time())[0] * 1e6 + 1.5e6, b"for ever": float("inf")})
+    standing = await store.beat("a", 1.0)
+    assert standing.leader == "a"
+    assert standing.members == {"a", "\ufffd\ufffd"}
+
+
+async def test_a_key_of_another_kind_is_an_error(server: RedisServer, store: RedisStore) -> None:
+    async with aioredis.Redis.from_url(server.url) as direct:
+        await direct.set(LEASE, "x")
+        with pytest.raises(StoreError, match="WRONGTYPE"):
             await store.beat("a", 1.0)
 
 

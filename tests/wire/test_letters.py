@@ -1,6 +1,9 @@
-from math import inf
+from dataclasses import replace
+from math import inf, nan
+from typing import Any
 
 import pytest
+from msgspec import msgpack
 
 from proxy.core.feedback import DelaySnapshot
 from proxy.core.fleet import Letter
@@ -75,3 +78,36 @@ def test_values_that_the_core_does_not_take_are_refused() -> None:
     good = encode_letter(letter(notes.Waits(Request("7", 1, request_class=RequestClass("c", weight=2.0)), 0.0)))
     with pytest.raises(LetterError):
         decode_letter(good.replace(b"\xcb\x40\x00\x00\x00\x00\x00\x00\x00", b"\xcb\xc0\x00\x00\x00\x00\x00\x00\x00"))
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        notes.Waits(REQUEST, nan),
+        notes.Waits(REQUEST, inf),
+        notes.Announced((), (notes.Runs(REQUEST, -inf, "e", 1),), {}),
+        notes.TurnedAway("7", inf),
+    ],
+)
+def test_times_that_nobody_can_reckon_with_are_refused(note: notes.Note) -> None:
+    with pytest.raises(LetterError):
+        decode_letter(encode_letter(letter(note)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prompt_tokens": -1},
+        {"sequences": 0},
+        {"size_bytes": -1},
+        {"waited_before_seconds": nan},
+        {"request_class": RequestClass("c", ttft_limit_seconds=nan)},
+    ],
+)
+def test_requests_that_would_upset_the_order_are_refused(wrong: dict[str, Any]) -> None:
+    request = replace(REQUEST, **wrong)
+    with pytest.raises(ValueError, match="request's"):
+        notes.Waits(request, 0.0)
+    good = encode_letter(letter(notes.Waits(REQUEST, 0.0)))
+    with pytest.raises(LetterError):
+        decode_letter(good.replace(msgpack.encode(REQUEST), msgpack.encode(request)))

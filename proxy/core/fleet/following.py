@@ -185,15 +185,16 @@ class Following:
             match note:
                 case letters.Send(request_id, engine_id):
                     if self._can_start(request_id, engine_id):
-                        of = self.waiting.pop(request_id)
-                        sent = InFlight(of.request, engine_id, _at(of, now))
+                        starts = self.waiting.pop(request_id)
+                        sent = InFlight(starts.request, engine_id, _at(starts, now))
                         self._scheduler.handle(HandedOver(in_flight=(sent,)), now)
                         actions.append(Dispatch(request_id, engine_id))
                 case letters.Refuse(request_id, reason, retry_after, estimated_wait):
                     if self.waiting.pop(request_id, None) is not None:
                         actions.append(Reject(request_id, reason, retry_after, estimated_wait))
                 case letters.SendSlice(request_id, engine_id, tokens, held_tokens, number):
-                    if request_id in self.waiting and self._knows(engine_id) and self.line is not None:
+                    of = self.waiting.get(request_id)
+                    if of is not None and of.request.sliceable and self._knows(engine_id) and self.line is not None:
                         # Numbers below zero are of an earlier attempt to whoever decides here one day.
                         self._slice_number -= 1
                         self._slices[self._slice_number] = self.line.session, number

@@ -5,11 +5,17 @@ Times travel as ages, never as readings of a host's clock. Requests go by the nu
 
 from __future__ import annotations
 
+from math import isfinite, isnan
+from typing import Annotated
+
 import msgspec
 
 from proxy.core.feedback import DelaySnapshot
 from proxy.core.request import RejectReason, Request
 from proxy.core.stepmodel import StepModelSnapshot
+
+Seconds = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
+"""What is reckoned with here is a number of seconds: neither infinite nor none."""
 
 
 class _Note(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -23,18 +29,24 @@ class Waits(_Note, frozen=True):
     """A request that waits at its replica for the leader's decision."""
 
     request: Request
-    age_seconds: float
+    age_seconds: Seconds
     """Since its arrival."""
+
+    def __post_init__(self) -> None:
+        _check(self.request)
 
 
 class Runs(_Note, frozen=True):
     """A request that an engine has."""
 
     request: Request
-    age_seconds: float
+    age_seconds: Seconds
     engine_id: str
     tokens: int
     """Of its answer, so far."""
+
+    def __post_init__(self) -> None:
+        _check(self.request)
 
 
 class Announced(_Note, frozen=True):
@@ -65,7 +77,7 @@ class TurnedAway(_Note, frozen=True):
     """See ``events.NotStarted``."""
 
     request_id: str
-    back_off_seconds: float | None = None
+    back_off_seconds: Seconds | None = None
 
 
 class Counted(_Note, frozen=True):
@@ -187,3 +199,17 @@ class Letter(msgspec.Struct, frozen=True, array_like=True):
     heard: int
     """Number of the last letter that the sender had from the other."""
     notes: tuple[Note, ...] = ()
+
+
+def _check(request: Request) -> None:
+    """Refuse what would upset the order of all requests.
+
+    Raises:
+        ValueError: there is such a thing.
+    """
+    promised = request.request_class
+    limits = (promised.ttft_seconds, promised.tbt_seconds, promised.ttft_limit_seconds)
+    if not isfinite(request.waited_before_seconds) or any(limit is not None and isnan(limit) for limit in limits):
+        raise ValueError("a request's times are numbers")
+    if request.prompt_tokens < 0 or request.sequences < 1 or request.size_bytes < 0:
+        raise ValueError("a request's sizes are not negative")
