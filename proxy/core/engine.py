@@ -6,7 +6,7 @@ used, what it was sent, and what that takes of its KV cache.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from proxy.core.limits import EngineLimits
     from proxy.core.plugin import PluginPolicy
     from proxy.core.selfreport import EngineReport
+
+_RATE_PROMPTS = 32
+"""Over so many prompts the rate is taken at which they come."""
+_RATE_KNOWN = 8
+"""It takes so many to tell one."""
 
 
 class EngineBelief(StepClock):
@@ -64,6 +69,9 @@ class EngineBelief(StepClock):
         """Context of all streams and prompts of all prefills: what the engine needs once it has begun them all."""
         self._deadlines: Counter[float] = Counter()  # TBT deadlines of prefills and streams
         self._held: dict[str, int] = {}  # cached prefixes of prompts that are still being sliced, in tokens
+        self.slice_at: float | None = None
+        """When the next slice goes to it, which is held until then as somebody shorter may come."""
+        self._begun_at: deque[float] = deque(maxlen=_RATE_PROMPTS + 1)  # when its latest prompts were
         self._outlook = KvOutlook()
         self._siblings: dict[str, int] = {}  # answers beyond the first, of requests that ask for several
         self.passing = 0
@@ -212,6 +220,8 @@ class EngineBelief(StepClock):
             self.siblings += sequences - 1
         self._outlook.add(request_id, prompt_tokens, self.outputs if outputs is None else outputs, max_tokens)
         held = self._held.pop(request_id, 0)
+        if not held:
+            self._begun_at.append(now)
         cached = max(0, cached_tokens - held)
         self._add_prefill(request_id, prompt_tokens - held - cached, prompt_tokens, now, tbt_seconds, streamed=streamed)
         self.kv_tokens += prompt_tokens - held
@@ -223,9 +233,17 @@ class EngineBelief(StepClock):
         if not self._shows_work():
             self.health.progress_at = now
         held = self._held.get(request_id, 0)
+        if not held:
+            self._begun_at.append(now)
         self._add_prefill(slice_id, upto_tokens - held, upto_tokens, now, of=request_id)
         self.kv_tokens += upto_tokens - held
         self._held[request_id] = upto_tokens
+
+    def prompts_per_second(self, now: float) -> float:
+        """How often it has begun a new prompt lately; 1 as long as that is hardly known."""
+        if len(self._begun_at) < _RATE_KNOWN:
+            return 1.0
+        return (len(self._begun_at) - 1) / max(now - self._begun_at[0], 1e-3)
 
     def held_tokens(self, request_id: str) -> int:
         """Prompt tokens of which it was sent the slices."""
@@ -273,10 +291,11 @@ class EngineBelief(StepClock):
         if steps <= 0:
             return False
         self._clock = stream.step
-        self._silent = False
-        seconds = (now - self._step_began_at) / steps
-        self._learn_step_seconds(seconds)
-        self._next_step(steps, now, observed=steps == 1)
+        observed, self._silent = steps == 1 and not self._silent, False
+        if observed:  # whatever was thought of it meanwhile
+            self._step_began_at = self._step_ended_at
+        self._learn_step_seconds((now - self._step_began_at) / steps)
+        self._next_step(steps, now, observed=observed)
         return True
 
     def context_tokens(self, request_id: str) -> int:

@@ -27,12 +27,12 @@ class RecordedScheduler(Scheduler):
 
     def handle(self, event: Event, now: float) -> list[Action]:
         if isinstance(event, TokensProduced):
-            return self.on_tokens(event.request_id, event.chunks, now)
+            return self.on_tokens(event.request_id, event.chunks, now) or []
         actions = super().handle(event, now)
         self._record((now, event, actions))
         return actions
 
-    def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action]:
+    def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action] | None:
         actions = Scheduler.on_tokens(self, request_id, chunks, now)  # per token, and super() costs twice as much
         self._record((now, TokensProduced(request_id, chunks), actions) if actions else (now, request_id, chunks))
         return actions

@@ -144,7 +144,7 @@ class Scheduler:
             ValueError: an ``Arrived`` whose request id is in use.
         """
         if isinstance(event, TokensProduced):
-            return self.on_tokens(event.request_id, event.chunks, now)
+            return self.on_tokens(event.request_id, event.chunks, now) or []
         refused: list[Action] = []
         watch(self._ledger, now)
         match event:
@@ -197,11 +197,14 @@ class Scheduler:
                 actions += too_many + self._release(now)
         return actions
 
-    def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action]:
-        """``handle(TokensProduced(request_id, chunks), now)`` without the event: it comes once per token."""
+    def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action] | None:
+        """``handle(TokensProduced(request_id, chunks), now)`` without the event: it comes once per token.
+
+        ``None``: nothing has changed, ``next_deadline`` neither.
+        """
         entry = self._ledger.entries.get(request_id)
         if entry is None or entry.engine is None or entry.sliced or not entry.engine.on_tokens(request_id, chunks, now):
-            return []  # no step has ended: nothing can have become releasable
+            return None  # no step has ended: nothing can have become releasable
         return self._release(now)
 
     def tick(self, now: float) -> list[Action]:
@@ -210,6 +213,8 @@ class Scheduler:
             if engine.closed_until is not None and now >= engine.closed_until:
                 engine.closed_until = None
                 self._ledger.overload.resume(now)
+            if engine.slice_at is not None and now >= engine.slice_at:
+                engine.slice_at = None
             engine.assume_steps(now)
         watch(self._ledger, now)
         late = self._expire(now)
@@ -242,7 +247,8 @@ class Scheduler:
         ]
         due += (waits_until(entry, self._ledger, self.config) for entry in self._ledger.sliced.values())
         for engine in self._ledger.engines.values():
-            due += (t for t in (engine.closed_until, engine.silent_until(), engine.health.until) if t is not None)
+            of_engine = engine.closed_until, engine.silent_until(), engine.health.until, engine.slice_at
+            due += (t for t in of_engine if t is not None)
         if (modes := self._ledger.modes) is not None:
             held = (modes.due_at(queue.oldest.arrived_at) for _, queue in self._ledger.backlog.queues())
             due += (t for t in held if t is not None)

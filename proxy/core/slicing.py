@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from proxy.core.engine import EngineBelief
     from proxy.core.lane import Band
     from proxy.core.ledger import Entry, Ledger
+    from proxy.core.request import Request
     from proxy.core.tiles import TileConfig
 
 
@@ -31,12 +32,17 @@ def _next_of(
     engine: EngineBelief, ledger: Ledger, config: SchedulerConfig, tiles: TileConfig, now: float
 ) -> Dispatch | Slice | None:
     """Take the next whole prompt, rest of a prompt or slice for ``engine``."""
+    engine.slice_at = None
     candidates = [e for e in ledger.sliced.values() if e.engine is engine]
+    in_line = float(len(candidates))
+    sent = any(entry.sliced_in == engine.step for entry in candidates)  # a slice, in this step
     pace = ledger.pace()
-    for _, queue in ledger.backlog.queues():
+    for servers, queue in ledger.backlog.queues():
         head = queue.head(now, pace)
         if engine.serves(head.request.model):
             candidates.append(ledger.entries[head.request.id])
+            in_line += len(queue) / len(servers)
+    line_seconds = in_line / engine.prompts_per_second(now)
     candidates.sort(key=lambda e: (_rank(e, engine, ledger, config, now), e.waiting.number))
     for entry in candidates:
         request = entry.waiting.request
@@ -44,18 +50,28 @@ def _next_of(
             servers = ledger.backlog.servers_of(entry.waiting)
             if engine.id in ledger.kept_from(request, servers, config.gate, now):
                 continue  # what room there is, is for other tenants
-        upto = next_piece(engine, request, now, tiles, config.gate, sliceable=entry.sliceable)
+        if entry.sliced and entry.sliced_in == engine.step:
+            continue  # one piece of a prompt per step: the next finds this one cached
+        upto = next_piece(engine, request, now, tiles, config.gate, line_seconds, sliceable=entry.sliceable)
         if not upto:
             return None  # whoever is next has to wait for it: else nobody long would ever find room
         if upto < request.prompt_tokens and not entry.sliced and engine.sliced >= tiles.max_sliced:
             continue  # enough prompts are half-way: finish one of those
-        if entry.sliced and entry.sliced_in == engine.step:
-            return None  # one piece of a prompt per step: the next finds this one cached
         if upto >= request.prompt_tokens:
             ledger.dispatch(entry.waiting, engine, now)
             return Dispatch(request.id, engine.id)
+        if sent:
+            return None  # what room is left is for whole prompts
+        if _can_wait(request, ledger) and now < (last_call := engine.last_call()):
+            engine.slice_at = last_call
+            return None
         return _slice(ledger, entry, engine, upto, now)
     return None
+
+
+def _can_wait(request: Request, ledger: Ledger) -> bool:
+    """Whether a slice that could go now may be held for a moment: not where the request must not be in the queue."""
+    return request.may_wait and not ledger.overload.overflows(ledger.backlog)
 
 
 def _slice(ledger: Ledger, entry: Entry, engine: EngineBelief, upto_tokens: int, now: float) -> Slice:

@@ -9,7 +9,7 @@ of release. That is enough to know how many released prompt tokens it has still 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, floor, inf
 from typing import TYPE_CHECKING
 
 from proxy.core.blame import Blame, blame
@@ -59,6 +59,7 @@ class StepClock:
         self._clock = 0  # the most tokens that any stream has seen, and so the steps that we saw end
         self._step = 0  # number of the step under way, seen or assumed
         self._step_began_at = 0.0
+        self._step_ended_at = 0.0  # that before it, seen or assumed
         self._silent = False  # steps have been assumed since the last that we saw end
         self._prefills: dict[str, Prefill] = {}  # in order of release
         self._streams: dict[str, Stream] = {}
@@ -111,6 +112,18 @@ class StepClock:
         late = self._intake(self.forecast(now), released_at)
         soon = self._intake(self.forecast(now, soonest=True), released_at)
         return range(min(late.start, soon.start), max(late.stop, soon.stop))
+
+    def last_call(self) -> float:
+        """The last moment at which what is released still reaches the step that it would have reached just before.
+
+        By when the step under way may end at the earliest. Over already where steps are shorter than the way there: a
+        step that is not even under way may end at any time, and the next tile is on its way before one can see whether
+        this one missed it. Rounded down to what a clock shows: a moment later is one step later.
+        """
+        model, soonest = self.model, inf
+        for load in (self._loads()[0], self._loads(soonest=True)[0]):
+            soonest = min(soonest, model.predict(load) - model.earliness_seconds(load))
+        return floor(1e6 * (self._step_began_at + soonest - self.delay.seconds)) / 1e6
 
     def _intake(self, forecast: Forecast, released_at: float) -> range:
         delay = self.delay
@@ -270,7 +283,7 @@ class StepClock:
         if judged.load is not None:
             self.model.observe(judged.load, judged.seconds)
         self.backlog += judged.undone
-        self._step_began_at = now
+        self._step_began_at = self._step_ended_at = now
         budget = self.prefill_budget * count - judged.spent
         for prefill in self._prefills.values():
             present = min(count, self._step - prefill.joins)

@@ -125,14 +125,24 @@ class StepModelSnapshot:
 
 
 class StepErrors:
-    """The errors of the last steps of a kind; see ``ErrorFigures``."""
+    """The errors of the last steps of a kind; see ``ErrorFigures``.
+
+    Of the later half of all that were seen, at most ``_ERRORS``: the first are those of a model that knew nothing yet,
+    and one of them would be the 99th percentile for the next hundred steps.
+    """
 
     def __init__(self) -> None:
         self._residuals: deque[float] = deque(maxlen=_ERRORS)
+        self._seen = 0
         self.p95 = self.p99 = self.mean = self.median = _ERROR_PRIOR
+        self.early_p95 = _ERROR_PRIOR
+        """95th percentile of how much shorter they took than predicted; never negative."""
 
     def add(self, residual_seconds: float, predicted_seconds: float) -> None:
         self._residuals.append(residual_seconds / max(predicted_seconds, _NOISE_SECONDS))
+        self._seen += 1
+        if self._seen % 2 == 0 and self._seen < 2 * _ERRORS:
+            self._residuals.popleft()
 
     def judge(self) -> None:
         """Draw the figures anew."""
@@ -140,6 +150,7 @@ class StepErrors:
             return
         residuals = sorted(self._residuals)
         self.p95, self.p99 = (max(0.0, residuals[ceil(share * len(residuals)) - 1]) for share in (0.95, 0.99))
+        self.early_p95 = max(0.0, -residuals[len(residuals) // 20])
         errors = sorted(map(abs, residuals))
         self.mean = sum(errors) / len(errors)
         self.median = errors[len(errors) // 2]
@@ -150,7 +161,9 @@ class StepErrors:
     def restore(self, figures: ErrorFigures) -> None:
         """Begin anew with what others were like."""
         self._residuals.clear()
+        self._seen = 0
         self.p95, self.p99, self.mean, self.median = figures.p95, figures.p99, figures.mean, figures.median
+        self.early_p95 = figures.p95
 
 
 class OnlineStepModel:
@@ -197,6 +210,10 @@ class OnlineStepModel:
     def margin_seconds(self, load: StepLoad) -> float:
         """How much longer than predicted a step may take, for 95 of 100 of its kind; at least what a clock is off."""
         return max(_NOISE_SECONDS, self.errors_of(load).p95 * self.predict(load))
+
+    def earliness_seconds(self, load: StepLoad) -> float:
+        """How much sooner than predicted a step may end, for 95 of 100 of its kind; at least what a clock is off."""
+        return max(_NOISE_SECONDS, self.errors_of(load).early_p95 * self.predict(load))
 
     def predict(self, load: StepLoad) -> float:
         """Return the expected duration of a step in seconds."""

@@ -92,10 +92,10 @@ class Driver:
 
     def on_tokens(self, request_id: str, chunks: int, now: float) -> None:
         """Tell of a read with token-bearing chunks; the path of every token, so kept short."""
-        if actions := self._decider.on_tokens(request_id, chunks, now):
-            if self._observe is not None:
+        if (actions := self._decider.on_tokens(request_id, chunks, now)) is not None:
+            if actions and self._observe is not None:
                 self._observe(TokensProduced(request_id, chunks), actions, now)
-            if self._on_decision is not None:
+            if actions and self._on_decision is not None:
                 self._on_decision(
                     TokensProduced, actions, None
                 )  # looking at the clock twice for each token is not free

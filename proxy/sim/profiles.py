@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class StepModel:
     """Duration of one engine step, as a smooth roofline over the tokens in it.
 
-    ``t_ms = host + host_per_sequence * n + (floor**p + (per_token * m)**p)**(1/p)
+    ``t_ms = host + host_per_sequence * n + host_per_prompt * (n - D) + (floor**p + (per_token * m)**p)**(1/p)
            + per_decode * D + per_kv_token * KV + per_attention * QA``
 
     with ``n`` sequences in the step, ``m`` prompt and decode tokens together, ``D`` decodes, ``KV`` the summed
@@ -36,6 +36,8 @@ class StepModel:
     per_attention: float
     tile: int = 1
     """Tokens."""
+    host_per_prompt: float = 0.0
+    """Beside ``host_per_sequence``, for each prompt or slice of one: it is parsed, and looked up in the cache."""
 
     def seconds(self, *, prefill_tokens: int, sequences: int, decodes: int, kv_tokens: int, attention: float) -> float:
         """Return the duration of a step in seconds."""
@@ -47,6 +49,7 @@ class StepModel:
         return 1e-3 * (
             self.host
             + self.host_per_sequence * sequences
+            + self.host_per_prompt * (sequences - decodes)
             + roofline
             + self.per_decode * decodes
             + self.per_kv_token * kv_tokens
@@ -155,7 +158,7 @@ def read_profile(text: str) -> Profile:
     document: Any = json.loads(text)
     if not isinstance(document, dict) or not isinstance(document.get("step"), dict):
         raise ValueError("a profile is a JSON object with an object 'step' in it, and 'kv_tokens'")  # noqa: TRY004
-    terms: dict[str, Any] = {"tile": 1, **document["step"]}
+    terms: dict[str, Any] = {"tile": 1, "host_per_prompt": 0.0, **document["step"]}
     if terms.keys() != (known := {field.name for field in fields(StepModel)}):
         raise ValueError(f"'step' of a profile has the entries {', '.join(sorted(known))}")
     for term, value in terms.items():

@@ -204,7 +204,7 @@ class _Run:
                 self._feed(SliceEnded(piece))
                 continue
             records[request_id].on_tokens(now)
-            if scheduler is not None and (actions := scheduler.on_tokens(request_id, 1, now)):
+            if scheduler is not None and (actions := scheduler.on_tokens(request_id, 1, now)) is not None:
                 self._perform(actions)
             if finished and (handed_over := self._prefilling.pop(request_id, None)) is not None:
                 self._hand_over(handed_over)

@@ -254,7 +254,7 @@ class Chronicle:
     def _cause(self, event: Event | None, request_id: str) -> str:
         match event:
             case None:
-                return "the timer: a back-off or a limit was over, or steps went by unseen"
+                return "the timer: a slice was due, a back-off or a limit was over, or steps went by unseen"
             case Arrived(request, _):
                 return "its own arrival" if request.id == request_id else f"the arrival of request {request.id}"
             case TokensProduced(other, _):

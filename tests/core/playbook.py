@@ -34,6 +34,8 @@ class Play:
         self.now = 0.0
         self.actions: list[Action] = []
         """What the last call answered."""
+        self.is_hasty = True
+        """Whether the moment comes at once for which a slice is held; otherwise a ``tick`` has to bring it."""
         self._flying: list[Slice] = []
         self._sent_at: dict[int, float] = {}
 
@@ -92,7 +94,10 @@ class Play:
 
     def handle(self, event: Event, at: float | None = None) -> list[str]:
         self._move_to(at)
-        return self._answer(self.scheduler.handle(event, self.now))
+        answer = self._answer(self.scheduler.handle(event, self.now))
+        while self.is_hasty and (held := [e.slice_at for e in self.scheduler.engines if e.slice_at is not None]):
+            answer += self.tick(at=max(self.now, min(held)))
+        return answer
 
     def tick(self, *, at: float | None = None) -> list[str]:
         self._move_to(at)

@@ -79,7 +79,7 @@ def test_every_event_and_action_comes_back_as_it_went(cls: type, data: st.DataOb
 
 
 @pytest.mark.parametrize("ordering", [first_come_first_served(), shortest_prompt_first(7.5)])
-@pytest.mark.parametrize("tiles", [None, TileConfig(knee=3.25)])
+@pytest.mark.parametrize("tiles", [None, TileConfig(margin=0.25)])
 def test_the_whole_configuration_comes_back_as_it_went(ordering: Any, tiles: TileConfig | None) -> None:
     config = SchedulerConfig(ordering=ordering, tiles=tiles, max_queue_requests=7)
     told = encode(config)

@@ -378,7 +378,7 @@ def test_what_a_step_leaves_of_a_whole_prompt_counts_for_the_next_as_a_slice_doe
         if not whole:
             engine.release("short", 300, 0.065)
         assert engine.untaken() == 300
-        return room(engine, 0, 0.066, TileConfig(knee=4.0))
+        return room(engine, 0, 0.066, TileConfig()).most
 
     # Less even, as the next step has the longer context to read.
     assert with_300_tokens_left(whole=True) <= with_300_tokens_left(whole=False)

@@ -88,7 +88,7 @@ def test_a_prompt_half_way_in_slices_goes_whole_when_the_engine_is_found_to_cut_
     play.engine().model = trained()
     (sent,) = play.arrive("long", 5000, sliceable=True, at=0.06)
     assert sent.startswith("slice long e0")
-    play.handle(EngineUp("e0", play.engine().limits, plugin=PluginPolicy.DEADLINE), 0.061)
+    play.handle(EngineUp("e0", play.engine().limits, plugin=PluginPolicy.DEADLINE))
     upto = play.engine().held_tokens("long")
     assert play.slice_ended("long", upto, at=0.09) == ["dispatch long e0"]
 

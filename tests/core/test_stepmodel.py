@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.stepmodel import PRIOR, OnlineStepModel, StepCoefficients, StepLoad
+from proxy.core.stepmodel import PRIOR, OnlineStepModel, StepCoefficients, StepErrors, StepLoad
 
 TRUTH = StepCoefficients(0.0105, 7.0e-5, 4e-5, 1.37e-7, 3e-9, 8e-4)
 
@@ -278,3 +278,34 @@ class TestSnapshot:
             model = again
         assert model.snapshot().gram[0] <= 20
         assert worst_error(model) < 0.002
+
+
+def test_what_a_young_model_was_wrong_by_says_nothing_of_a_grown_one() -> None:
+    """One of its first mistakes would be the 99th percentile of the next hundred steps."""
+    slow = StepCoefficients(0.006, 2e-4, 5e-4, 1e-7, 2e-9, 3e-3)
+    rng, model = random.Random(1), OnlineStepModel()
+    for n in range(80):
+        tokens = rng.randrange(100, 1000)
+        load = StepLoad(tokens, 5, 5000, tokens * tokens / 2, 1)
+        if n == 0:
+            assert duration(load, slow) > 1.5 * model.predict(load)
+        model.observe(load, duration(load, slow))
+    assert model.prompt_errors.p99 < 0.05
+
+
+def test_the_later_half_of_the_errors_counts_and_no_more_than_256() -> None:
+    errors = StepErrors()
+    for n in range(1, 2001):
+        errors.add(float(n), 1.0)
+        errors.judge()
+        oldest = max(n // 2 + 1, n - 255)
+        assert errors.mean == pytest.approx((oldest + n) / 2)
+
+
+def test_how_much_sooner_a_step_may_end_is_told_by_those_that_ended_sooner() -> None:
+    model, load = trained(1000), StepLoad(400, 10, 10_000, 0.0, 1)
+    for n in range(640):
+        seconds = model.predict(load)
+        model.observe(load, seconds * (0.7 if n % 10 == 0 else 1.05 if n % 10 == 1 else 1.0))
+    assert model.earliness_seconds(load) == pytest.approx(0.3 * model.predict(load), rel=0.15)
+    assert model.margin_seconds(load) < 0.1 * model.predict(load)

@@ -5,6 +5,7 @@ The engine has 8192 tokens per step, so it is the deadline of a strict stream th
 
 import random
 from itertools import pairwise
+from math import ceil, sqrt
 from typing import Any
 
 import pytest
@@ -16,11 +17,11 @@ from proxy.core.admission import GateConfig
 from proxy.core.engine import EngineBelief
 from proxy.core.ordering import first_come_first_served
 from proxy.core.request import RELAXED, STRICT, RequestClass
-from proxy.core.stepmodel import OnlineStepModel, StepLoad
+from proxy.core.stepmodel import OnlineStepModel, StepCoefficients, StepLoad
 from proxy.core.tiles import TileConfig, budget_advice, next_piece, room
 
 GATE = GateConfig()
-SMALLEST = TileConfig(knee=1.000001, least_share=0.0)
+SMALLEST = TileConfig(margin=0.999)
 """Every tile is just ``smallest_tokens``, 128: nothing more may be added to a step."""
 
 
@@ -60,9 +61,10 @@ def run_out(play: Play, name: str, sent: int, *, steps: int = 200) -> list[int]:
     """Let step after step end until the prompt ``name`` has been sent whole; the ends of its slices."""
     ends = [sent]
     for n in range(1, steps):
-        now = 0.05 + n * 0.08
-        answers = play.tokens("s", at=now)
-        play.slice_ended(name, ends[-1])
+        at = max(0.05 + n * 0.08, play.engine().forecast(play.now).ends_at[0])
+        if n > 1:  # it was taken in by the step that ends now
+            assert play.slice_ended(name, ends[n - 2], at=at) == []
+        answers = play.tokens("s", at=at)
         if answers == [f"dispatch {name} e0"]:
             return ends
         ends.append(cut(answers)[1])
@@ -76,10 +78,11 @@ def test_the_next_tile_is_not_sent_before_the_step_has_ended() -> None:
     play = stage()
     _, first = cut(play.arrive("long", 5000, sliceable=True, at=0.04))
     assert play.tick(at=0.045) == []
-    assert play.arrive("other", 5000, sliceable=True, at=0.05) == []
-    _, second = cut(play.tokens("s", at=0.06))
+    assert play.arrive("other", 9000, sliceable=True, at=0.05) == []
+    name, second = cut(play.tokens("s", at=0.06))
+    assert name == "long"
     assert second > first
-    assert play.slice_ended("long", first, at=0.061) == []
+    assert play.slice_ended("long", first) == []
 
 
 def test_two_tokens_of_one_step_send_one_tile() -> None:
@@ -89,17 +92,17 @@ def test_two_tokens_of_one_step_send_one_tile() -> None:
     play.tokens("t", at=0.06)
     sent = [cut(play.arrive("long", 9000, sliceable=True, at=0.07))]
     for n in range(1, 6):
-        now = 0.07 + n * 0.08
-        sent.append(cut(play.tokens("s", at=now) + play.tokens("t", at=now + 0.0005)))
+        now = 0.07 + n * 0.1
+        sent.append(cut(play.tokens("s", at=now) + play.tokens("t")))
         if n > 1:
-            assert play.slice_ended(*sent[n - 2], at=now + 0.001) == []
+            assert play.slice_ended(*sent[n - 2]) == []
 
 
 def test_a_tile_holds_the_ends_of_short_prompts_and_the_beginning_of_a_longer_one() -> None:
     play = stage()
-    cut(play.arrive("first", 5000, sliceable=True, at=0.04))
+    cut(play.arrive("first", 50_000, sliceable=True, at=0.041))
     for name, tokens in (("a", 60), ("b", 70), ("c", 4000)):
-        assert play.arrive(name, tokens, sliceable=True, at=0.041) == []
+        assert play.arrive(name, tokens, sliceable=True) == []
     answers = play.tokens("s", at=0.08)
     assert answers[:2] == ["dispatch a e0", "dispatch b e0"]
     assert answers[2].startswith("slice c e0 ")
@@ -110,11 +113,11 @@ def test_who_comes_within_a_step_gets_what_is_left_of_the_tile() -> None:
     play = stage()
     engine = play.engine()
     assert play.arrive("a", 200, sliceable=True, at=0.04) == ["dispatch a e0"]
-    left = room(engine, 0, 0.041, TileConfig())
+    left = room(engine, 0, 0.041, TileConfig(), line_seconds=1.0).most
     assert 128 < left < 8192
-    name, tokens = cut(play.arrive("long", 5000, sliceable=True, at=0.045))
+    name, tokens = cut(play.arrive("long", 16 * left, sliceable=True, at=0.041))
     assert (name, tokens) == ("long", left // 16 * 16)
-    assert play.arrive("late", 3000, sliceable=True, at=0.046) == []
+    assert play.arrive("late", 3000, sliceable=True) == []
 
 
 def test_what_is_left_may_be_too_little_for_a_slice() -> None:
@@ -130,16 +133,16 @@ def test_a_step_without_prompt_tokens_gets_the_smallest_tile_even_if_that_breaks
 
 
 def test_a_step_gets_one_piece_of_a_prompt_even_if_there_is_room_for_more_of_it() -> None:
-    play = stage(TileConfig(knee=1000.0))
+    play = stage()
     assert play.arrive("r", 16, request_class=RELAXED, at=0.031) == ["dispatch r e0"]
     play.tokens("s", at=0.06)
     play.tokens("r", at=0.06)
     _, end = cut(play.arrive("long", 3000, sliceable=True, at=0.07))
-    assert play.end("s", at=0.075) == [], "the engine would not find the piece before in its cache yet"
-    assert room(play.engine(), end, 0.075, TileConfig(knee=1000.0)) >= 3000 - end
-    assert play.tick(at=0.08) == []
-    assert play.arrive("short", 50, at=0.085) == ["dispatch short e0"], "others may have the room"
-    assert play.tokens("r", at=0.12) == ["dispatch long e0"]
+    assert play.end("s") == [], "the engine would not find the piece before in its cache yet"
+    assert room(play.engine(), end, play.now, TileConfig()).most >= 3000 - end
+    assert play.tick(at=play.now + 0.005) == []
+    assert play.arrive("short", 50) == ["dispatch short e0"], "others may have the room"
+    assert play.tokens("r", at=0.16) == ["dispatch long e0"]
 
 
 def test_a_prompt_released_just_before_a_steps_end_counts_for_the_step_after() -> None:
@@ -149,6 +152,81 @@ def test_a_prompt_released_just_before_a_steps_end_counts_for_the_step_after() -
     assert late.tokens("s", at=0.06) == [], "the tile was still on its way when the step began"
     assert early.tokens("s", at=0.06) != []
     assert late.tokens("s", at=0.12) != []
+
+
+# -- at the last moment --
+
+
+def patient_stage(**fields: Any) -> tuple[Play, float]:
+    """A stage on which time does not jump to when a held slice goes, and when that is for one that comes at 0.032."""
+    play = stage(**fields)
+    play.is_hasty = False
+    last_call = play.engine().last_call()
+    assert 0.032 < last_call < 0.048, "the step of 18 ms began at 0.03, and some time is needed on the way"
+    return play, last_call
+
+
+def test_a_slice_goes_at_the_last_moment_at_which_it_reaches_the_next_step() -> None:
+    play, last_call = patient_stage()
+    assert play.arrive("long", 5000, sliceable=True, at=0.032) == []
+    assert play.scheduler.next_deadline() == last_call
+    assert play.tick(at=last_call - 1e-6) == []
+    sent = play.tick(at=last_call)
+    assert cut(sent)[0] == "long"
+    assert play.engine().intake(last_call, last_call) == play.engine().intake(0.032, 0.032), (
+        "no step later than at once"
+    )
+    assert (play.scheduler.next_deadline() or 0.0) > last_call
+
+
+def test_who_comes_while_a_slice_is_held_and_is_shorter_goes_first() -> None:
+    play, last_call = patient_stage()
+    assert play.arrive("long", 50_000, sliceable=True, at=0.032) == []
+    assert play.arrive("short", 300, at=0.033) == ["dispatch short e0"]
+    assert play.arrive("medium", 20_000, sliceable=True, at=0.034) == []
+    assert cut(play.tick(at=last_call))[0] == "medium"
+
+
+def test_what_goes_whole_is_not_held() -> None:
+    play, _ = patient_stage()
+    assert play.arrive("short", 300, sliceable=True, at=0.032) == ["dispatch short e0"]
+    play, _ = patient_stage(caches_prefixes=False)
+    assert play.arrive("long", 5000, sliceable=True, at=0.032) == ["dispatch long e0"]
+
+
+def test_a_step_that_lasts_for_less_than_the_way_there_holds_nothing_back() -> None:
+    play = stage(gate=GateConfig(feedback_seconds=0.02))
+    play.is_hasty = False
+    assert cut(play.arrive("long", 5000, sliceable=True, at=0.031 + 0.018))[0] == "long"
+
+
+@pytest.mark.parametrize("fields", [{"may_wait": False}, {"max_queue_requests": 0}])
+def test_who_may_not_be_in_the_queue_is_not_held_in_it(fields: dict[str, Any]) -> None:
+    play, _ = patient_stage(**{k: v for k, v in fields.items() if k != "may_wait"})
+    of_request = {k: v for k, v in fields.items() if k == "may_wait"}
+    assert cut(play.arrive("long", 5000, sliceable=True, at=0.032, **of_request))[0] == "long"
+
+
+def test_nothing_is_due_for_a_held_slice_whose_client_has_left() -> None:
+    play, last_call = patient_stage()
+    assert play.arrive("long", 5000, sliceable=True, at=0.032) == []
+    assert play.end("long", at=0.034) == []
+    assert play.scheduler.next_deadline() is None
+    play.engine().closed_until = 10.0
+    assert play.arrive("next", 5000, sliceable=True, at=last_call) == []
+    assert play.tick() == []
+    assert (play.scheduler.next_deadline() or 0.0) > last_call, "an engine that takes nothing now is not asked again"
+
+
+def test_a_token_that_ends_a_step_tells_when_the_next_slice_is_due() -> None:
+    """It comes by a way of its own, once per token, after which a shell looks for deadlines only if it is told to."""
+    play, last_call = patient_stage()
+    play.arrive("long", 5000, sliceable=True, at=0.032)
+    play.tick(at=last_call)
+    scheduler = play.scheduler
+    assert scheduler.on_tokens("s", 1, 0.05) == []
+    assert (scheduler.next_deadline() or 0.0) == play.engine().slice_at
+    assert scheduler.on_tokens("nobody", 1, 0.05) is None
 
 
 # -- how large it is --
@@ -176,7 +254,7 @@ def test_a_tile_keeps_the_deadline_of_a_stream_by_the_step_model(tbt_seconds: fl
     engine.release("relaxed", 1000, 0.0, 5.0)
     for name in ("s", "relaxed"):
         engine.on_tokens(name, 1, 0.05)
-    tokens = room(engine, offset, 0.051, TileConfig(knee=1000.0))
+    tokens = room(engine, offset, 0.051, TileConfig()).most
     assert tokens > 128
     assert step_with(engine, tokens, offset) <= tbt_seconds
     assert step_with(engine, tokens + 200, offset) > tbt_seconds * 0.95
@@ -194,7 +272,7 @@ def test_a_tile_keeps_the_deadline_in_99_of_100_steps() -> None:
     assert engine.model.prompt_errors.p99 == pytest.approx(0.2, abs=0.02)
     engine.release("s", 1000, 0.0, 0.1)
     engine.on_tokens("s", 1, 0.05)
-    tokens = room(engine, 0, 0.051, TileConfig(knee=1000.0))
+    tokens = room(engine, 0, 0.051, TileConfig()).most
     assert step_with(engine, tokens, 0) * 1.18 <= 0.1
     assert step_with(engine, tokens + 50, 0) * 1.22 > 0.095
 
@@ -204,12 +282,12 @@ def test_a_tile_keeps_the_deadline_of_a_prompt_that_is_about_to_stream() -> None
     engine.model = trained()
     engine.release("s", 1000, 0.0, 0.5)
     engine.on_tokens("s", 1, 0.03)
-    without = room(engine, 0, 0.031, TileConfig(knee=1000.0))
+    without = room(engine, 0, 0.031, TileConfig()).most
     engine.release("t", 50, 0.03, 0.1)
     engine.on_tokens("s", 1, 0.06)
     assert engine.untaken() == 0
     assert engine.strictest_tbt_seconds == 0.1
-    tokens = room(engine, 0, 0.061, TileConfig(knee=1000.0))
+    tokens = room(engine, 0, 0.061, TileConfig()).most
     assert tokens < without
     assert step_with(engine, tokens, 0) <= 0.1
     engine.end("t", 0.07)
@@ -223,33 +301,46 @@ def test_the_more_a_step_holds_the_less_is_added() -> None:
     engine.on_tokens("s", 1, 0.03)
     rooms = []
     for n in range(6):
-        rooms.append(room(engine, 0, 0.031, TileConfig(knee=1000.0)))
+        rooms.append(room(engine, 0, 0.031, TileConfig()).most)
         engine.release(f"p{n}", 100, 0.03)
     assert all(a - b >= 100 for a, b in pairwise(rooms)), rooms
 
 
-def test_a_step_is_not_stretched_beyond_the_knee() -> None:
-    engine = make_engine(token_budget=8192, caches_prefixes=True)
-    engine.model = trained()
-    engine.release("s", 1000, 0.0, 10.0)
-    engine.on_tokens("s", 1, 0.03)
-    rooms = [room(engine, 0, 0.031, TileConfig(knee=knee, least_share=0.0)) for knee in (2.0, 4.0, 8.0)]
-    empty = engine.model.predict(StepLoad(0, 1, 1001, prefills=1))
-    assert [round(step_with(engine, r, 0) / empty, 1) for r in rooms] == [2.0, 4.0, 8.0]
+def predicted_cost(engine: EngineBelief, tile_seconds: float, line: float, per_second: float) -> float:
+    """What a tile of that length costs those in line and those who come during it, for each second of work in it."""
+    fixed = engine.model.predict(StepLoad(0, 1, 1001, prefills=1))
+    return (line * fixed + per_second * tile_seconds**2 / 2) / (tile_seconds - fixed)
 
 
-def test_where_steps_are_short_the_deadline_says_how_long_one_may_be() -> None:
-    """Slices of an engine with steps of some milliseconds would else cost more than they hold."""
-    engine = make_engine(token_budget=8192, caches_prefixes=True)
+@pytest.mark.parametrize("line", [1, 3, 10])
+@pytest.mark.parametrize("per_second", [0.5, 2, 10])
+def test_a_tile_is_as_long_as_costs_all_others_least(line: float, per_second: float) -> None:
+    engine = make_engine(token_budget=100_000, caches_prefixes=True)
     engine.model = trained()
-    engine.release("s", 1000, 0.0, 10.0)
+    engine.release("s", 1000, 0.0, 100.0)
     engine.on_tokens("s", 1, 0.03)
-    seconds = [
-        step_with(engine, room(engine, 0, 0.031, TileConfig(least_share=share)), 0) for share in (0.0, 0.02, 0.05)
-    ]
-    assert seconds == pytest.approx(
-        [2.5 * engine.model.predict(StepLoad(0, 1, 1001, prefills=1)), 0.194, 0.485], rel=0.02
+    tokens = room(engine, 0, 0.031, TileConfig(), line_seconds=line / per_second).paying
+    shorter, best, longer = (
+        predicted_cost(engine, step_with(engine, int(share * tokens), 0), line, per_second) for share in (0.9, 1, 1.1)
     )
+    assert best < min(shorter, longer)
+
+
+@pytest.mark.parametrize("lots", [0.3, 1.0, 1.35, 1.5, 2.0, 2.4, 2.5, 3.4, 3.6, 7.3])
+def test_a_prompt_is_cut_into_as_many_even_pieces_as_cost_all_least(lots: float) -> None:
+    engine = make_engine(token_budget=100_000, caches_prefixes=True)
+    engine.model = OnlineStepModel(StepCoefficients(0.02, 1e-4, 0.0, 0.0, 0.0, 0.0))
+    engine.release("s", 1000, 0.0, 100.0)
+    engine.on_tokens("s", 1, 0.03)
+    fixed = 0.02
+    pays = sqrt(fixed * fixed + 2 * fixed * 1.0)
+
+    def cost(pieces: int) -> float:
+        return pieces * (fixed + (fixed + lots * pays / pieces) ** 2 / 2)
+
+    request = make_request("long", round(lots * pays / 1e-4))
+    piece = next_piece(engine, request, 0.031, TileConfig(), GATE, 1.0, sliceable=True)
+    assert ceil(request.prompt_tokens / piece) == min(range(1, 20), key=cost)
 
 
 def test_the_engines_own_budget_bounds_a_tile() -> None:
@@ -344,7 +435,7 @@ def test_what_counts_is_what_is_left_of_a_prompt() -> None:
         assert cut(play.tokens("s", at=0.04 + n * 0.04)) == ("nearly", 128 + n * 128)
         if n > 1:
             play.slice_ended("nearly", (n - 1) * 128)
-    assert play.arrive("shorter", 500, sliceable=True, at=0.17) == []
+    assert play.arrive("shorter", 500, sliceable=True) == []
     assert play.tokens("s", at=0.2)[0] == "dispatch nearly e0", "128 tokens of it are left"
 
 
@@ -376,7 +467,7 @@ def test_in_order_of_arrival_the_long_prompt_is_finished_first() -> None:
 
 
 def test_no_more_prompts_are_half_way_than_allowed() -> None:
-    play = stage(TileConfig(knee=1.000001, least_share=0.0, max_sliced=2))
+    play = stage(TileConfig(margin=0.999, max_sliced=2))
     tokens = 6400
     for n in range(6):  # each newcomer is the shortest
         play.arrive(f"p{n}", tokens, sliceable=True, at=0.04 + n * 0.08)
@@ -508,8 +599,8 @@ def test_slices_may_end_after_their_engine_has_been_down_and_the_prompt_begun_an
 def test_the_late_end_of_a_slice_says_nothing_of_one_at_another_engine() -> None:
     play = two_streams()
     assert play.arrive("long", 5000, sliceable=True, at=0.04) == ["slice long x 128"]
-    assert play.down("x", at=0.041) == ["slice long y 128"]
-    assert play.slice_ended("long", 128, cached=False, at=0.042) == [], "that is the one at x"
+    assert play.down("x") == ["slice long y 128"]
+    assert play.slice_ended("long", 128, cached=False) == [], "that is the one at x"
     x, y = play.scheduler.engines
     assert (x.backlog, x.sliced) == (0, 0)
     assert (y.backlog, y.sliced) == (128, 1)
@@ -611,7 +702,7 @@ def test_slices_that_are_not_cached_are_given_up_for_the_whole_prompt() -> None:
     play = stage(SMALLEST)
     cut(play.arrive("long", 600, sliceable=True, at=0.04))
     cut(play.tokens("s", at=0.08))
-    assert play.slice_ended("long", 128, cached=False, at=0.081) == []
+    assert play.slice_ended("long", 128, cached=False) == []
     assert (play.scheduler.waiting, play.engine().sliced) == (1, 0)
     assert play.tokens("s", at=0.16) == ["dispatch long e0"]
     assert play.slice_ended("long", 256, cached=False) == [], "it is dispatched: too late to matter"
@@ -626,9 +717,9 @@ def test_a_request_half_way_is_refused_when_the_proxy_shuts_down() -> None:
     cut(play.tokens("s", at=0.06))
     assert play.drain() == ["reject long draining"]
     assert play.scheduler.waiting == 0
-    assert play.slice_ended("long", 128, cached=False, at=0.061) == []
-    assert play.slice_ended("long", 256, at=0.062) == []
-    assert play.tokens("s", at=0.08) == []
+    assert play.slice_ended("long", 128, cached=False) == []
+    assert play.slice_ended("long", 256) == []
+    assert play.tokens("s", at=0.1) == []
     play.end("s")
     assert account(play) == (0, 0, 0, 0)
     assert play.scheduler.next_deadline() is None
@@ -705,7 +796,7 @@ def test_a_piece_is_nothing_where_there_is_no_slot_left() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"smallest_tokens": 0}, {"margin": 1.0}, {"margin": -0.1}, {"knee": 1.0}, {"max_sliced": 0}, {"most_slices": 0}],
+    [{"smallest_tokens": 0}, {"margin": 1.0}, {"margin": -0.1}, {"max_sliced": 0}, {"most_slices": 0}],
 )
 def test_tiles_that_make_no_sense_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(fields))):

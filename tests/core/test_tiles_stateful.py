@@ -40,7 +40,7 @@ configs = st.builds(
     tiles=st.builds(
         TileConfig,
         smallest_tokens=st.sampled_from([64, 128]),
-        knee=st.sampled_from([1.000001, 4.0]),
+        margin=st.sampled_from([0.03, 0.999]),
         max_sliced=st.sampled_from([1, 4]),
     ),
     max_wait_seconds=st.sampled_from([0.5, 60.0]),

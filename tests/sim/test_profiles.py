@@ -1,8 +1,11 @@
+import json
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.sim.profiles import PROFILES
+from proxy.sim.profiles import PROFILES, read_profile, write_profile
 
 NAMES = sorted(PROFILES)
 
@@ -71,3 +74,27 @@ def test_a_profile_is_found_by_its_own_name_and_says_where_it_comes_from(name: s
 
 def test_a_newer_gpu_prefills_faster() -> None:
     assert prefill_seconds("h100", 2048) < prefill_seconds("a100", 2048) < prefill_seconds("rtx6000ada", 2048)
+
+
+def test_a_prompt_in_a_step_may_have_a_cost_of_its_own() -> None:
+    plain = PROFILES["rtx6000ada"].step
+    costly = replace(plain, host_per_prompt=3.0)
+
+    def more(prompts: int, decodes: int) -> float:
+        load = {
+            "prefill_tokens": 500,
+            "sequences": prompts + decodes,
+            "decodes": decodes,
+            "kv_tokens": 0,
+            "attention": 0,
+        }
+        return costly.seconds(**load) - plain.seconds(**load)
+
+    assert more(2, 7) == pytest.approx(0.006)
+    assert more(0, 7) == 0
+
+
+def test_a_profile_from_before_prompts_had_a_cost_can_still_be_read() -> None:
+    document = json.loads(write_profile(PROFILES["h100"]))
+    del document["step"]["host_per_prompt"]
+    assert read_profile(json.dumps(document)).step == PROFILES["h100"].step

@@ -210,7 +210,7 @@ class Watched(Scheduler):
         check_scheduler(self, now)
         return actions
 
-    def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action]:
+    def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action] | None:
         self._integrate(now)
         actions = super().on_tokens(request_id, chunks, now)
         check_scheduler(self, now)

@@ -147,7 +147,7 @@ class FleetNet:
 
     def token(self, key: tuple[str, str], chunks: int = 1) -> None:
         self.calls[key].tokens += chunks
-        self._perform(key[0], self.member(key[0]).on_tokens(key[1], chunks, self.now))
+        self._perform(key[0], self.member(key[0]).on_tokens(key[1], chunks, self.now) or [])
 
     def end(self, key: tuple[str, str], outcome: str = "done", served: bool | None = True) -> None:
         """The answer is complete, or the client has left."""

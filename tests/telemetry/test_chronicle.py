@@ -125,11 +125,12 @@ class TestCauses:
         stage.arrive("a", 1.0, 50)
         stage.feed(TokensProduced("a"), 1.03)
         stage.arrive("b", 1.04, 6000, sliceable=True)
+        stage.feed(None, 1.06)  # by then it goes, if nobody shorter has come
         sent = stage.story("b").moments[-1]
         assert (sent.what, sent.engine_id) == ("slice sent", "e0")
         assert sent.tokens
         assert stage.story("b").stage == "waiting"
-        stage.feed(SliceEnded(Slice("b", "e0", sent.tokens, 0, 0)), 1.05)
+        stage.feed(SliceEnded(Slice("b", "e0", sent.tokens, 0, 0)), 1.07)
         assert "slice cached" in stage.whats("b")
 
     def test_a_prompt_that_is_tokenized_while_it_waits(self) -> None:

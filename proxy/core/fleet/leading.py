@@ -230,7 +230,7 @@ class Leading:
                 actions: list[Action] = []
                 for request_id, count in chunks.items():
                     if known := names.get(request_id, ""):
-                        actions += self._scheduler.on_tokens(known, count, now)
+                        actions += self._scheduler.on_tokens(known, count, now) or []
                 return self.route(actions)
             case letters.Waits(request, age_seconds):
                 if request.id in names:

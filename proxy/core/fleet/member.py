@@ -94,7 +94,7 @@ class Member:
         """As ``Scheduler.handle``; what is done about it may also come later, from other calls."""
         match event:
             case TokensProduced(request_id, chunks):
-                return self.on_tokens(request_id, chunks, now)
+                return self.on_tokens(request_id, chunks, now) or []
             case Passed(engine_id, begins):
                 self._following.passing[engine_id] += 1 if begins else -1
             case EngineUp():
@@ -107,13 +107,13 @@ class Member:
             return self._leading.route(self.scheduler.handle(event, now))
         return self._following.handle(event, now)
 
-    def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action]:
+    def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action] | None:
         """As ``Scheduler.on_tokens``."""
         if self._decides(now):
             actions = self.scheduler.on_tokens(request_id, chunks, now)
             return self._leading.route(actions) if actions else actions
         self._following.on_tokens(request_id, chunks, now)
-        return []
+        return None
 
     def tick(self, now: float) -> list[Action]:
         """As ``Scheduler.tick``."""
