@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from live_proxy import LiveProxy, live_proxy
 from real_engine import RealEngine
@@ -57,7 +58,10 @@ async def ask(proxy: LiveProxy, path: str = "/v1/completions", **fields: Any) ->
     body = {"model": "tiny", "max_tokens": 8, "temperature": 0} | BODIES[path] | fields
     if path == "/v1/responses":
         del body["max_tokens"]
-    status, answer = await proxy.fetch(path, json.dumps(body).encode(), headers={"x-slo-class": "strict"})
+    patience = aiohttp.ClientTimeout(total=120)  # engines here share two cores with everything else
+    status, answer = await proxy.fetch(
+        path, json.dumps(body).encode(), headers={"x-slo-class": "strict"}, timeout=patience
+    )
     assert status == 200, answer
     return json.loads(answer)
 
