@@ -19,8 +19,9 @@ from aiohttp import web
 from proxy.core.snapshot import view_state, view_waiting
 from proxy.server.connections import CONNECTIONS, ConnectionLimits, Connections, note_requests
 from proxy.server.debug_openapi import description
-from proxy.server.live import EVENTS_PATH, PAGE_PATH, LivePage
+from proxy.server.live import EVENTS_PATH, PAGE_PATH, LivePage, view_member
 from proxy.server.scrape import scraped
+from proxy.telemetry.chronicle import Stage
 from proxy.wire.keys import presented_key
 
 if TYPE_CHECKING:
@@ -45,14 +46,19 @@ def create_debug_app(proxy: Proxy) -> web.Application:
     chronicle, driver = proxy.chronicle, proxy.driver
 
     async def state(_: web.Request) -> web.Response:
-        return _answer(view_state(driver.scheduler, driver.now()))
+        told = msgspec.to_builtins(view_state(driver.scheduler, driver.now()))
+        return _answer(told | {"fleet": None if proxy.fleet is None else view_member(proxy.fleet.member)})
 
     async def one_request(request: web.Request) -> web.Response:
         story, now = chronicle.find(request.match_info["id"]), driver.now()
         if story is None:
             return _answer({"error": "no such request: it has never been here, or has ended long ago"}, status=404)
-        waits = view_waiting(driver.scheduler, story.request_id, now)
-        return _answer(story.tell(now) | ({} if waits is None else {"waits": waits}))
+        told, waits = story.tell(now), view_waiting(driver.scheduler, story.request_id, now)
+        if waits is not None:
+            told["waits"] = waits
+        elif proxy.fleet is not None and story.stage is Stage.WAITING:
+            told["decided_by"] = proxy.fleet.member.leader  # who knows what it waits for, by another name
+        return _answer(told)
 
     async def config(_: web.Request) -> web.Response:
         reloader = proxy.reloader

@@ -85,6 +85,7 @@ _STATE = _object(
     engines=_array(_object(id={"type": "string"}, up={"type": "boolean"})),
     queues=_array({"type": "object"}),
     config={"type": "object"},
+    fleet={"type": ["object", "null"]},
 )
 _STORY = _object(
     request_id={"type": "string"},

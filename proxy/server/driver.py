@@ -59,6 +59,11 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf  # not asked of the handle: uvloop gives a plain one for a time that has come
 
+    @property
+    def decides(self) -> bool:
+        """Whether what is submitted is decided on here, with all that is known, and not by somebody else later."""
+        return True
+
     def now(self) -> float:
         """The time in whole microseconds, as the simulator has it: equal times, equal decisions."""
         # round(x, 6) takes three times as long, and this is asked for with every token.

@@ -15,7 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from proxy.configfile import ConfigError
-from proxy.core.fleet import Member
+from proxy.core.fleet import Member, Role
 from proxy.server.driver import Driver
 from proxy.store.contract import StoreError
 from proxy.telemetry.metrics import FleetCounts
@@ -47,6 +47,10 @@ class FleetDriver(Driver):
         self.mail = asyncio.Event()
         """Set when the member has something to send."""
 
+    @property
+    def decides(self) -> bool:
+        return self.member.decides(self.now())
+
     def on_tokens(self, request_id: str, chunks: int, now: float) -> None:
         super().on_tokens(request_id, chunks, now)
         if self.member.has_mail:
@@ -67,6 +71,7 @@ class Fleet:
         self._driver = driver
         self._member = driver.member
         self._answers = True  # whether the store has answered to the last sign of life
+        self._told = (Role.FOLLOWER, "")  # what the log has last said of who decides
         self._tells_at = -inf  # when to warn again of a letter that cannot be read
 
     @property
@@ -132,11 +137,11 @@ class Fleet:
             self._answers = True
             self.counts.beats += 1
             self.counts.beat_seconds += now - sent_at
-        role = member.role
         driver.perform(member.on_standing(standing, sent_at, now), now)
         if member.leader != leader:
             self.counts.leaders += 1
-        if member.role is not role:
+        if (found := (member.role, member.leader)) != self._told:  # by letters and time, too
+            self._told = found
             _log.info("fleet: %s, %s leads", member.role, member.leader or "nobody")
 
     async def _post(self) -> None:

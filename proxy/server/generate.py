@@ -163,7 +163,7 @@ class Generator:
         smallest = Request(report.request_id, 1, may_wait=may_wait, tenant=report.tenant)
         now, draining = self.driver.now(), scheduler.draining
         unread = refused_unread(scheduler.ledger, scheduler.config, smallest, now, draining=draining)
-        if unread is not None:
+        if unread is not None and (draining or self.driver.decides):
             refusal = self.driver.submit(unread, report.arrived_at).result()
             assert isinstance(refusal, Reject)
             raise AccessError(refusal.reason, _told(refusal))

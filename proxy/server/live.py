@@ -81,7 +81,7 @@ def view(proxy: Proxy, chronicle: Chronicle, now: float) -> dict[str, Any]:
     return {
         "ready": proxy.ready,
         "draining": proxy.draining,
-        "fleet": None if proxy.fleet is None else _fleet(proxy.fleet.member),
+        "fleet": None if proxy.fleet is None else view_member(proxy.fleet.member),
         "waiting": scheduler.waiting,
         "waiting_tokens": scheduler.waiting_tokens,
         "in_flight": scheduler.dispatched,
@@ -126,7 +126,8 @@ def _waits(waited: list[tuple[float, int]]) -> dict[str, Any]:
     }
 
 
-def _fleet(member: Member) -> dict[str, Any]:
+def view_member(member: Member) -> dict[str, Any]:
+    """Return who decides on a replica's requests."""
     return {"id": member.id, "role": member.role, "leader": member.leader, "replicas": member.replicas}
 
 

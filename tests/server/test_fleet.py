@@ -11,7 +11,9 @@ import redis.asyncio as aioredis
 from live_proxy import live_proxy, until
 from redis_server import PROGRAM, WHY_NOT, RedisServer
 from scripted_engine import scripted_engine, two_tokens
+from test_debug import debugged, get
 
+from proxy.core.events import DrainStarted
 from proxy.core.fleet import Letter, Role, letters
 from proxy.core.request import Request
 from proxy.server.app import PROXY
@@ -212,3 +214,68 @@ async def test_why_a_replica_decides_alone_is_told_once(
         await until(lambda: member_of(proxy).role is Role.LEADER)
         assert caplog.text.count("WRONGTYPE") == 1
         assert caplog.text.count("answers again") == 1
+
+
+async def ask_first(proxy: LiveProxy) -> bytes:
+    """What a client is told that asks before it sends a body."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n"
+        b"Connection: close\r\n\r\n"
+    )
+    async with asyncio.timeout(10):
+        told = await reader.readline()
+        if b" 100 " in told:
+            writer.write(b"{}")
+            await reader.readline()
+            told = await reader.readline()
+    writer.close()
+    return told
+
+
+async def test_who_asks_a_follower_before_it_sends_a_body_is_refused_as_elsewhere(redis_server: RedisServer) -> None:
+    """A follower cannot tell at once what the leader will say, and asks for the body then."""
+    async with (
+        live_proxy(redis=redis_server.url) as first,
+        live_proxy(redis=redis_server.url) as second,
+    ):
+        await until(lambda: member_of(first).role is Role.LEADER)
+        await until(lambda: member_of(second).leader == member_of(first).id)
+        for proxy in (first, second):
+            assert (await ask_first(proxy)).startswith(b"HTTP/1.1 503 ")
+            assert proxy.reasons() == {"no_engine": 1}
+            proxy.driver.feed(DrainStarted())
+            assert (await ask_first(proxy)).startswith(b"HTTP/1.1 503 ")
+            assert proxy.reasons() == {"no_engine": 1, "draining": 1}
+
+
+async def test_where_a_request_waits_is_shown(redis_server: RedisServer) -> None:
+    release = asyncio.Event()
+
+    async def slow(call: Call) -> None:
+        await release.wait()
+        await two_tokens(call)
+
+    async with (
+        scripted_engine(slow) as one,
+        live_proxy(one, redis=redis_server.url, max_num_seqs=1, debug_port=0) as first,
+        live_proxy(one, redis=redis_server.url, max_num_seqs=1, debug_port=0) as second,
+        debugged(first) as of_first,
+        debugged(second) as of_second,
+        asyncio.TaskGroup() as group,
+    ):
+        leader, follower = member_of(first), member_of(second)
+        await until(lambda: leader.role is Role.LEADER)
+        await until(lambda: follower.leader == leader.id)
+        group.create_task(second.fetch())
+        await until(lambda: one.calls)
+        group.create_task(second.fetch(headers={"x-request-id": "waits"}))
+        await until(lambda: first.scheduler.waiting)
+        told = await get(of_second, "/debug/requests/waits")
+        assert (told["stage"], told["decided_by"]) == ("waiting", leader.id)
+        name = f"{follower.id}/{told['request_id']}"
+        state = await get(of_first, "/debug/state")
+        assert state["queues"][0]["head"]["request_id"] == name
+        assert state["fleet"] == {"id": leader.id, "role": "leader", "leader": leader.id, "replicas": 2}
+        assert (await get(of_second, "/debug/state"))["fleet"]["role"] == "follower"
+        release.set()

@@ -88,6 +88,10 @@ class Member:
         """How many replicas there are, as far as is known, with this one."""
         return max(1, len(self._seen.keys() | {self.id}))
 
+    def decides(self, now: float) -> bool:
+        """Whether what it is told now is decided on at once, and not by another one later."""
+        return self._decides(now)
+
     # -- a scheduler --
 
     def handle(self, event: Event, now: float) -> list[Action]:
