@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 WORKER = "_SLAI_WORKER"
 """Environment variable that tells a worker its number and the directory of all: ``NUMBER:DIRECTORY``."""
 _FIRST_BACK_OFF_SECONDS, _LONGEST_BACK_OFF_SECONDS = 0.5, 30.0
-_UNUSABLE = 2
-"""Exit status of a process whose settings do not hold."""
+_UNUSABLE = (1, 2)
+"""Exit statuses of a process that cannot listen, and of one whose settings do not hold."""
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ class _Worker:
     place: Place
     process: asyncio.subprocess.Process | None = None
     ready: bool = False
+    reloading: bool = False
     back_off_seconds: float = _FIRST_BACK_OFF_SECONDS
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -107,7 +108,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
-        loop.add_signal_handler(signal.SIGHUP, self._pass_on, signal.SIGHUP)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._notifier = Notifier.from_environment(os.environ)
         tasks = Tasks()
         # For its owner alone: who reaches the sockets in it reaches the queue. The port is kept bound, and not
@@ -148,7 +149,7 @@ class Supervisor:
                 place.metrics_socket.unlink(missing_ok=True)
                 if self._stopping.is_set():
                     self._status = self._status or abs(status)
-                elif status == _UNUSABLE and not self._were_ready:  # it has said why, and so would the next one
+                elif status in _UNUSABLE and not self._were_ready:  # it has said why, and so would the next one
                     self._status = status
                     self._stop(signal.SIGTERM)
                 else:
@@ -157,7 +158,7 @@ class Supervisor:
     async def _pause(self, worker: _Worker, status: int) -> None:
         if worker.ready:
             worker.back_off_seconds = _FIRST_BACK_OFF_SECONDS
-        worker.ready = False
+        worker.ready = worker.reloading = False
         _log.error("worker %d has ended (%d); again in %g s", worker.place.number, status, worker.back_off_seconds)
         with suppress(TimeoutError):
             async with asyncio.timeout(worker.back_off_seconds):
@@ -165,7 +166,11 @@ class Supervisor:
         worker.back_off_seconds = min(_LONGEST_BACK_OFF_SECONDS, 2 * worker.back_off_seconds)
 
     def _on_word(self, worker: _Worker, word: str) -> None:
-        worker.ready = worker.ready or "READY=1" in word
+        if "READY=1" in word:
+            worker.ready, was_reloading = True, worker.reloading
+            worker.reloading = False
+            if was_reloading and not any(other.reloading for other in self._workers):
+                self._notifier.ready(f"{len(self._workers)} workers have read the settings anew")
         if not self._were_ready and all(worker.ready for worker in self._workers):
             self._were_ready = True
             self._notifier.ready(f"{len(self._workers)} workers")
@@ -177,6 +182,15 @@ class Supervisor:
             self._notifier.stopping("draining")
         self._pass_on(number)
 
+    def _reload(self) -> None:
+        """Have all read the settings anew; whoever asked hears when the last one has."""
+        self._notifier.reloading()
+        for worker in self._workers:
+            worker.reloading = worker.ready
+        self._pass_on(signal.SIGHUP)
+        if not any(worker.reloading for worker in self._workers):  # they are about to start, with the new ones
+            self._notifier.ready("the workers start")
+
     def _pass_on(self, number: signal.Signals) -> None:
         for worker in self._workers:
             worker.send_signal(number)
@@ -187,14 +201,18 @@ def _reserve(settings: Settings) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(
         settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    reserved = socket.socket(family, kind, protocol)
-    try:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        reserved.bind(address)
-    except OSError:
-        reserved.close()
-        raise
+    # First as one that shares it with nobody: another supervisor's workers would, and have a queue of their own.
+    for shared in (0, 1):
+        reserved = socket.socket(family, kind, protocol)
+        try:
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
+            reserved.bind(address)
+        except OSError:
+            reserved.close()
+            raise
+        if not shared:
+            reserved.close()
     return reserved
 
 

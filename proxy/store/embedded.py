@@ -77,7 +77,9 @@ class EmbeddedServer:
                         writer.close()
                         return
                     await asyncio.sleep(0.01)
-        raise ConfigError(f"{program} does not start; --redis names another server")
+        raise ConfigError(
+            f"{program} does not start, or cannot make a socket {self._socket}; --redis names another server"
+        )
 
     async def keep(self) -> None:
         """Start it anew whenever it ends; end it when cancelled."""

@@ -95,11 +95,12 @@ class RedisStore:
 
     async def listen(self, replica: str, on_letter: Callable[[bytes], None]) -> None:
         pause, longest = _RECONNECT_SECONDS
+        comes = True
         while True:
             try:
                 async with self._client.pubsub() as subscription:
                     await self._bounded(subscription.subscribe(self._channel(replica)))
-                    pause = _RECONNECT_SECONDS[0]
+                    pause, comes = _RECONNECT_SECONDS[0], True
                     while True:
                         # A connection that is cut without a word would never tell: a ping does.
                         waiting = subscription.get_message(timeout=_PING_SECONDS)
@@ -109,7 +110,9 @@ class RedisStore:
                         elif found["type"] == "message":
                             on_letter(found["data"])
             except (RedisError, OSError, StoreError) as error:
-                _log.warning("letters do not come: %s", error)
+                # Once, however long it lasts.
+                _log.log(logging.WARNING if comes else logging.DEBUG, "letters do not come: %s", error)
+                comes = False
                 await asyncio.sleep(pause)
                 pause = min(longest, 2 * pause)
 

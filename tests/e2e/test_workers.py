@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from contextlib import suppress
 from pathlib import Path
 
@@ -106,3 +107,49 @@ async def test_workers_without_engines_are_refused() -> None:
     assert process.returncode == 2
     assert b"workers" in said
     assert b"engines" in said
+
+
+async def test_workers_do_not_share_a_port_with_those_of_another() -> None:
+    """The system would deal clients out to both, and each would fill the engines by itself."""
+    async with scripted_engine() as engine, serving("--engines", engine.url, "--workers", "2") as proxy:
+        port = proxy.url.rpartition(":")[2]
+        process = await spawn("serve", "--port", port, "--engines", engine.url, "--workers", "2")
+        async with asyncio.timeout(30):
+            _, said = await process.communicate()
+        assert process.returncode == 1
+        assert b"choose another --port" in said
+        assert await ask(proxy.url) == 200
+
+
+async def test_one_that_cannot_listen_ends_all_with_its_status() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        first = taken.getsockname()[1] - 1  # the second worker's is the next
+        process = await spawn(
+            "serve", "--port", "0", "--workers", "2", "--engines", "http://127.0.0.1:1", "--debug-port", str(first)
+        )
+        async with asyncio.timeout(30):
+            _, said = await process.communicate()
+    assert process.returncode == 1
+    assert b"choose another --debug-port" in said
+
+
+async def test_systemd_is_told_when_all_have_read_the_settings_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.setblocking(False)
+
+        async def told() -> str:
+            async with asyncio.timeout(30):
+                return (await asyncio.get_running_loop().sock_recv(systemd, 4096)).decode()
+
+        async with scripted_engine() as engine, serving("--engines", engine.url, "--workers", "2") as proxy:
+            assert (await told()).startswith("READY=1")
+            proxy.stop(signal.SIGHUP)
+            assert (await told()).startswith("RELOADING=1\nMONOTONIC_USEC=")
+            assert (await told()).startswith("READY=1")
+            proxy.stop()
+            assert (await told()).startswith("STOPPING=1")
+            assert await proxy.exit_code() == 0
