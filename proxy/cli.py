@@ -109,10 +109,11 @@ def _serve(arguments: Sequence[str]) -> int:
     try:
         settings, sources = load_settings(arguments, "slai-proxy serve", _WHAT["serve"])
         set_up_logging(settings.log_level)
-        for line in advice(settings, sources):
+        is_worker = Place.from_environment(os.environ) is not None
+        for line in () if is_worker else advice(settings, sources):  # those of several have been told once
             print(f"slai-proxy: {line}", file=sys.stderr)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            if settings.workers > 1 and Place.from_environment(os.environ) is None:
+            if settings.workers > 1 and not is_worker:
                 return runner.run(Supervisor(settings, arguments).run())
             runner.run(serve(settings, lambda: load_settings(arguments, "slai-proxy serve")[0]))
     except (ConfigError, DecisionLogError, StateDirError, TelemetryUnavailableError) as error:
