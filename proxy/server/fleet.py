@@ -145,16 +145,18 @@ class Fleet:
             _log.info("fleet: %s, %s leads", member.role, member.leader or "nobody")
 
     async def _post(self) -> None:
-        driver = self._driver
+        driver, sends = self._driver, True
         while True:
             await driver.mail.wait()
             driver.mail.clear()
             try:
                 # One after the other, as they must come in this order; what happens meanwhile goes with the next.
                 await self._send(self._member.take_outbox(driver.now()))
-            except StoreError as error:
+                sends = True
+            except StoreError as error:  # the number of the letter will be missed
                 self.counts.letters_failed += 1
-                _log.debug("a letter was not sent: %s", error)  # its number will be missed
+                _log.log(logging.WARNING if sends else logging.DEBUG, "fleet: letters are not sent: %s", error)
+                sends = False
 
     async def _send(self, letters: list[Letter]) -> None:
         for letter in letters:

@@ -33,6 +33,8 @@ WORKER = "_SLAI_WORKER"
 _FIRST_BACK_OFF_SECONDS, _LONGEST_BACK_OFF_SECONDS = 0.5, 30.0
 _UNUSABLE = (1, 2)
 """Exit statuses of a process that cannot listen, and of one whose settings do not hold."""
+_AS_TOLD = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT)
+"""Those of one that was told to end while it started."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +79,8 @@ class _Worker:
     process: asyncio.subprocess.Process | None = None
     ready: bool = False
     reloading: bool = False
+    heard_at: float = 0.0
+    """When it last said that its event loop turns."""
     back_off_seconds: float = _FIRST_BACK_OFF_SECONDS
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -121,6 +125,7 @@ class Supervisor:
                 await server.start()
                 tasks.spawn(server.keep(), "store")
             tasks.spawn(self._notifier.run(), "watchdog")
+            tasks.spawn(self._watch(), "watchdog of the workers")
             self._workers = [_Worker(Place(number, Path(directory))) for number in range(self.settings.workers)]
             try:
                 async with asyncio.TaskGroup() as group:
@@ -134,7 +139,7 @@ class Supervisor:
         """Run one worker, again and again until the end."""
         number, place = worker.place.number, worker.place
         environment = os.environ | {WORKER: f"{number}:{place.directory}", "NOTIFY_SOCKET": str(place.notify_socket)}
-        environment.pop("WATCHDOG_USEC", None)
+        environment.pop("WATCHDOG_PID", None)  # what systemd wants to see of us, we want to see of them
         own = [] if not self.settings.debug_port else ["--debug-port", str(self.settings.debug_port + number)]
         command = (sys.executable, "-m", "proxy", "serve", *self.arguments, *flags, *own)
         with _hearing(place.notify_socket, lambda word: self._on_word(worker, word)):
@@ -148,7 +153,7 @@ class Supervisor:
                 status = await worker.process.wait()
                 place.metrics_socket.unlink(missing_ok=True)
                 if self._stopping.is_set():
-                    self._status = self._status or abs(status)
+                    self._status = self._status or (0 if status in _AS_TOLD else abs(status))
                 elif status in _UNUSABLE and not self._were_ready:  # it has said why, and so would the next one
                     self._status = status
                     self._stop(signal.SIGTERM)
@@ -165,7 +170,18 @@ class Supervisor:
                 await self._stopping.wait()
         worker.back_off_seconds = min(_LONGEST_BACK_OFF_SECONDS, 2 * worker.back_off_seconds)
 
+    async def _watch(self) -> None:
+        """Kill a worker that stands still, where systemd would do so with a proxy of one process."""
+        loop, seconds = asyncio.get_running_loop(), self._notifier.watchdog_seconds
+        while seconds is not None:
+            await asyncio.sleep(seconds / 2)
+            for worker in self._workers:
+                if worker.ready and loop.time() - worker.heard_at > seconds:
+                    _log.error("worker %d stands still, and is killed", worker.place.number)
+                    worker.send_signal(signal.SIGKILL)
+
     def _on_word(self, worker: _Worker, word: str) -> None:
+        worker.heard_at = asyncio.get_running_loop().time()
         if "READY=1" in word:
             worker.ready, was_reloading = True, worker.reloading
             worker.reloading = False

@@ -153,3 +153,16 @@ async def test_systemd_is_told_when_all_have_read_the_settings_anew(
             proxy.stop()
             assert (await told()).startswith("STOPPING=1")
             assert await proxy.exit_code() == 0
+
+
+async def test_one_that_stands_still_is_started_anew_where_systemd_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "2000000")
+    monkeypatch.setenv("NOTIFY_SOCKET", "@nobody-listens-here")
+    async with scripted_engine() as engine, serving("--engines", engine.url, "--workers", "2") as proxy:
+        victim, _ = workers_of(proxy.process.pid)
+        os.kill(victim, signal.SIGSTOP)
+        async with asyncio.timeout(30):
+            while lives(victim) or len(workers_of(proxy.process.pid)) < 2:  # noqa: ASYNC110 - it is not ours
+                await asyncio.sleep(0.1)
+        proxy.stop()
+        assert await proxy.exit_code() == 0
