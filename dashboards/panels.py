@@ -38,6 +38,8 @@ class Board:
 
 
 WINDOW = "$__rate_interval"
+CONTENDED = f'sum(rate(slai_queue_turns_total{{turn!="alone"}}[{WINDOW}]))'
+OVERTAKING = f'sum(rate(slai_queue_turns_total{{turn=~"length|deadline|share"}}[{WINDOW}]))'
 
 
 def quantiles(metric: str, by: str = "class") -> tuple[Query, ...]:
@@ -305,25 +307,29 @@ ENGINES = Board(
 SCHEDULING = Board(
     "slai-scheduling",
     "slai-proxy: scheduling",
-    "What waits, and how the queue empties.",
+    "What waits and why, who goes first, and how the queue empties.",
     (
         (
-            "Queue",
+            "What waits, and why",
             (
                 Panel(
-                    "Waiting requests",
+                    "Waiting requests, by class",
                     "Requests that wait in the proxy.",
                     PLAIN,
-                    (Query("slai_queue_requests", "requests"),),
+                    (Query("sum by (class) (slai_queue_class_requests)", "{{class}}"),),
+                    stacked=True,
+                ),
+                Panel(
+                    "Why: engines, by what keeps the next request from them",
+                    "How many engines each reason keeps who is next from; none while nobody waits. backlog: it has as much prompt "
+                    "work as it can do for now. slots, kv_cache: it is full. tile, tbt: TBT deadlines of its streams leave no "
+                    "room. tenants: the rest is kept for others. throughput: busy enough (rad). down, backing_off, unwell: it "
+                    "gets nothing. order: others go first.",
+                    PLAIN,
+                    (Query("sum by (reason) (slai_engine_obstacle)", "{{reason}}"),),
+                    stacked=True,
                 ),
                 Panel("Waiting tokens", "Prompt tokens that wait.", TOKENS, (Query("slai_queue_tokens", "tokens"),)),
-                Panel(
-                    "Longest wait",
-                    "How long whoever waits longest has waited. A prompt counts as half as long after each aging_seconds, and "
-                    "after max_wait_seconds it goes first.",
-                    SECONDS,
-                    (Query("slai_queue_longest_seconds", "longest"),),
-                ),
                 Panel(
                     "Waiting bytes",
                     "Memory of waiting requests' bodies.",
@@ -335,6 +341,57 @@ SCHEDULING = Board(
                     "Prompt tokens released per second while somebody waits: what refusals and Retry-After are computed from.",
                     TOKENS,
                     (Query("slai_queue_outflow_rate", "tokens/s"),),
+                ),
+            ),
+        ),
+        (
+            "Order against first come, first served",
+            (
+                Panel(
+                    "Who went first, and why",
+                    "Requests that left the queue, by why they went before those that still waited. arrival: they had come first. "
+                    "length, deadline, share: before an older one, as they were shorter, their first token was due, or it was "
+                    "their tenant's or class's turn. age, overdue: see aging. alone: nobody else waited.",
+                    PER_SECOND,
+                    (rate("slai_queue_turns_total", "turn"),),
+                    stacked=True,
+                ),
+                Panel(
+                    "Out of the order of arrival",
+                    "Share of the requests that went before an older one, of all that left while others waited: 0 is first come, "
+                    "first served.",
+                    RATIO,
+                    (Query(f"{OVERTAKING} / clamp_min({CONTENDED}, 1e-9)", "overtook"),),
+                ),
+                Panel(
+                    "By how much",
+                    "How much later than the oldest request that still waited those had come that went before it, on average.",
+                    SECONDS,
+                    (
+                        Query(
+                            f"sum(rate(slai_queue_overtaking_seconds_total[{WINDOW}])) / clamp_min({OVERTAKING}, 1e-9)",
+                            "later",
+                        ),
+                    ),
+                ),
+            ),
+        ),
+        (
+            "Aging",
+            (
+                Panel(
+                    "Longest wait",
+                    "How long whoever waits longest has waited. A prompt counts as half as long after each aging_seconds, and "
+                    "after max_wait_seconds it goes first.",
+                    SECONDS,
+                    (Query("slai_queue_longest_seconds", "longest"),),
+                ),
+                Panel(
+                    "Went first by their age",
+                    "age: the oldest request went before a shorter one, which by length alone it would wait for. overdue: one had "
+                    "waited for max_wait_seconds, so that nothing could overtake it any more; many of these are too many requests.",
+                    PER_SECOND,
+                    (rate("slai_queue_turns_total", "turn", where='{turn=~"age|overdue"}'),),
                 ),
             ),
         ),

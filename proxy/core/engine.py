@@ -7,6 +7,7 @@ used, what it was sent, and what that takes of its KV cache.
 from __future__ import annotations
 
 from collections import Counter, deque
+from copy import copy
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,15 @@ class EngineBelief(StepClock):
         state = "leaving" if self.leaving else "up" if self.up else "down"
         work = f"{len(self._prefills)} prefills, {self.decodes} decodes, {self.backlog} backlog"
         return f"<Engine {self.id} {state}: {work}>"
+
+    def to_ask(self) -> EngineBelief:
+        """Return a copy that answers as this one does. Whatever forecasts it makes for that, this one keeps its own.
+
+        It shares the rest with this one, and so is of use until something happens.
+        """
+        asked = copy(self)
+        asked._outlook = copy(self._outlook)  # noqa: SLF001 - of its own kind
+        return asked
 
     @property
     def sliced(self) -> int:

@@ -144,6 +144,24 @@ class Lane:
             timed = self._checks.first
             self._checks.remove(timed)
             self._check(timed, now, pace)
+        return self._first()
+
+    def likely_head(self, now: float) -> Waiting:
+        """As ``head``, if no deadline has become pressing since that was asked last. Leaves no trace: to look at."""
+        oldest = self._by_age.first
+        return oldest if now - oldest.arrived_at >= self.max_wait_seconds else self._first()
+
+    def is_urgent(self, waiting: Waiting) -> bool:
+        """Whether a waiting request was urgent when its deadline was looked at last."""
+        timed = self._timed.get(waiting.request.id)
+        return timed is not None and timed.band is Band.URGENT
+
+    @property
+    def oldest(self) -> Waiting:
+        """The request that has waited longest; the lane must not be empty."""
+        return self._by_age.first
+
+    def _first(self) -> Waiting:
         # Where some are hopeless there is too much to do. What is urgent then is long, as short prompts went before; to
         # let it go first would cost several others their deadlines.
         in_time = self._by_key if self._hopeless else self._urgent or self._by_key

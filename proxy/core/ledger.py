@@ -10,6 +10,7 @@ from proxy.core.growth import GrowthModel
 from proxy.core.lane import Pace
 from proxy.core.prefix import Prefixes
 from proxy.core.queue import Backlog
+from proxy.core.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -73,6 +74,7 @@ class Ledger:
         """Prompts released although they were to overrun a TBT deadline: no engine could have spared it."""
         self.modes = modes
         """Which engines are full, in throughput mode."""
+        self.turns = Turns()
         self.prefixes = Prefixes()
         self.growth = GrowthModel()
 
@@ -148,7 +150,11 @@ class Ledger:
         """Charge a request's flow for its prompt up to ``upto_tokens``, and take it out of the queue if it is there."""
         if entry.bill is None:
             self.overload.release(entry.waiting, self.backlog.servers_of(entry.waiting), now)
+            queue = self.backlog.queue_of(entry.waiting)
+            lane = queue.lane_of(entry.waiting.request)
+            urgent = lane.is_urgent(entry.waiting)
             entry.bill = self.backlog.take(entry.waiting, now)
+            self.turns.count(entry.waiting, queue, lane, now, urgent=urgent)
         entry.bill.charge(upto_tokens, now, last=upto_tokens >= entry.waiting.request.prompt_tokens)
 
     def dispatch(self, waiting: Waiting, engine: EngineBelief, now: float) -> None:

@@ -123,6 +123,8 @@ class Backlog:
         self._queue_of: dict[str, WaitingQueue] = {}  # by request id
         self.size_bytes = 0
         self.prompt_tokens = 0
+        self.classes: Counter[str] = Counter()
+        """How many requests of each class wait."""
         self.with_deadline = 0
         """Waiting requests to which a TTFT was promised."""
 
@@ -172,6 +174,7 @@ class Backlog:
         self._queue_of[waiting.request.id] = queue
         self.size_bytes += waiting.request.size_bytes
         self.prompt_tokens += waiting.request.prompt_tokens
+        self.classes[waiting.request.request_class.name] += 1
         self.with_deadline += waiting.ttft_deadline is not None
 
     def remove(self, waiting: Waiting) -> None:
@@ -181,6 +184,7 @@ class Backlog:
             del self._queues[queue.servers]
         self.size_bytes -= waiting.request.size_bytes
         self.prompt_tokens -= waiting.request.prompt_tokens
+        self.classes[waiting.request.request_class.name] -= 1
         self.with_deadline -= waiting.ttft_deadline is not None
 
     def hand_over(self, queue: WaitingQueue, servers: Servers) -> None:

@@ -1,4 +1,4 @@
-"""Why a request waits, in words: what is in its way at each engine, and who goes before it.
+"""Why a request waits: what is in its way at each engine, and who goes before it; in words, and as a kind to count.
 
 Forecasts that the scheduler asks for are kept until the next, so asking for one too many would change what it decides:
 all that is asked here is asked of copies of the engines. It takes time, and is for people.
@@ -6,7 +6,7 @@ all that is asked here is asked of copies of the engines. It takes time, and is 
 
 from __future__ import annotations
 
-import pickle
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from proxy.core.admission import fits_kv
@@ -17,7 +17,7 @@ from proxy.core.tbt import harm_seconds
 from proxy.core.tiles import next_piece
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from proxy.core.config import SchedulerConfig
     from proxy.core.engine import EngineBelief
@@ -25,6 +25,33 @@ if TYPE_CHECKING:
     from proxy.core.ledger import Entry
     from proxy.core.request import Request
     from proxy.core.scheduler import Scheduler
+
+
+class Obstacle(StrEnum):
+    """What keeps a request from an engine. Metric label."""
+
+    DOWN = "down"
+    BACKING_OFF = "backing_off"
+    """It turned a request away, and gets nothing more for a while."""
+    UNWELL = "unwell"
+    """It is ejected, stalled, or tried with one request first."""
+    SLOTS = "slots"
+    BACKLOG = "backlog"
+    """It has as much prompt work as it can do until it hears from us: more would wait in there, out of order."""
+    KV_CACHE = "kv_cache"
+    TENANTS = "tenants"
+    """What room there is stays free for other tenants."""
+    THROUGHPUT = "throughput"
+    """It has enough sequences to keep it busy (policy rad)."""
+    TBT = "tbt"
+    """The prompt would overrun the TBT deadlines of streams in flight (policy slai)."""
+    TILE = "tile"
+    """Its next step has no room left that those deadlines allow (tiles)."""
+    ORDER = "order"
+    """Nothing but others that go before it."""
+
+
+Reason = tuple[Obstacle, str]
 
 
 class Reasons:
@@ -77,32 +104,60 @@ class Reasons:
 
         ``others``: all engines that may get it.
         """
+        return [words for _, words in self._against(entry, engine, others)]
+
+    def obstacle(self, engine: EngineBelief) -> Obstacle | None:
+        """Return what is first in the way of who is next for an engine; ``None`` if nobody waits for it."""
+        entry = self._next_for(engine)
+        if entry is None:
+            return None
+        asked, request = self._copy(engine), entry.waiting.request
+        for obstacle, _ in self._against(entry, asked, [asked]):
+            return obstacle
+        # Whether waiting helps is a question to all engines. As it does wait, it must have been thought to.
+        uncached = request.prompt_tokens - self._ledger.prefixes.cached_tokens(request, engine)
+        spares = self._config.gate.keep_tbt and harm_seconds(asked, uncached, self._now)
+        return Obstacle.TBT if spares else Obstacle.ORDER
+
+    def _next_for(self, engine: EngineBelief) -> Entry | None:
+        for servers, queue in self._ledger.backlog.queues():
+            if engine.id in servers:
+                head = queue.first_lane(self._now).likely_head(self._now)
+                return self._ledger.entries[head.request.id]
+        return next((entry for entry in self._ledger.sliced.values() if entry.engine is engine), None)
+
+    def _against(self, entry: Entry, engine: EngineBelief, others: list[EngineBelief]) -> Iterator[Reason]:
         waiting, config, now = entry.waiting, self._config, self._now
         request, tiles = waiting.request, config.tiles
-        shut = shut_gates(engine, request, config, now)
+        is_shut = False
+        for reason in _gates(engine, request, config, now):
+            is_shut = True
+            yield reason
         if not engine.is_open(now):
-            return shut
+            return
         if not entry.sliced:
-            shut += self._kept(waiting, engine)
+            for reason in self._kept(waiting, engine):
+                is_shut = True
+                yield reason
         if not engine.outstanding:
-            return shut
+            return
         if tiles is None:
-            return shut + self._full(waiting, engine) + self._harm(waiting, engine, others)
-        if shut:
-            return shut
+            yield from self._full(waiting, engine)
+            yield from self._harm(waiting, engine, others)
+            return
+        if is_shut:
+            return
         upto = next_piece(engine, request, now, tiles, config.gate, sliceable=entry.sliceable)
         if not upto:
-            return ["tile: the next step has no room left for a piece of it"]
-        if entry.sliced and entry.sliced_in == engine.step:
-            return ["tile: its last slice is in this step"]
-        if upto < request.prompt_tokens and not entry.sliced and engine.sliced >= tiles.max_sliced:
-            return [f"tiles: {engine.sliced} prompts are half-way already"]
-        return []
+            yield Obstacle.TILE, "tile: the next step has no room left for a piece of it"
+        elif entry.sliced and entry.sliced_in == engine.step:
+            yield Obstacle.TILE, "tile: its last slice is in this step"
+        elif upto < request.prompt_tokens and not entry.sliced and engine.sliced >= tiles.max_sliced:
+            yield Obstacle.TILE, f"tiles: {engine.sliced} prompts are half-way already"
 
     def _copy(self, engine: EngineBelief) -> EngineBelief:
         if engine.id not in self._copies:
-            # As deepcopy, in a third of the time: with thousands of requests that is noticed by every stream.
-            self._copies[engine.id] = pickle.loads(pickle.dumps(engine, pickle.HIGHEST_PROTOCOL))  # noqa: S301 - ours
+            self._copies[engine.id] = engine.to_ask()
         return self._copies[engine.id]
 
     def _urgency(self, waiting: Waiting) -> tuple[Band, float]:
@@ -115,39 +170,39 @@ class Reasons:
             max_wait_seconds=self._config.max_wait_seconds,
         )
 
-    def _kept(self, waiting: Waiting, engine: EngineBelief) -> list[str]:
+    def _kept(self, waiting: Waiting, engine: EngineBelief) -> Iterator[Reason]:
         backlog, request = self._ledger.backlog, waiting.request
         servers = backlog.servers_of(waiting)
         if engine.id not in self._ledger.kept_from(request, servers, self._config.gate, self._now):
-            return []
+            return
         each, headroom = (
             backlog.kept_from(request, servers, self._now) / len(servers),
             self._config.gate.tenant_headroom,
         )
         room = f"{each:.0f} tokens of the KV cache, and {headroom:.0%} of it and of the slots at least"
-        return [f"kept: about {room}, have to stay free for other tenants"]
+        yield Obstacle.TENANTS, f"kept: about {room}, have to stay free for other tenants"
 
-    def _full(self, waiting: Waiting, engine: EngineBelief) -> list[str]:
+    def _full(self, waiting: Waiting, engine: EngineBelief) -> Iterator[Reason]:
         modes = self._ledger.modes
         if modes is None or self._now >= waiting.arrived_at + modes.config.max_hold_seconds:
-            return []
+            return
         limit = modes.limit(engine)
-        if engine.outstanding < limit:
-            return []
-        return [f"throughput mode: {engine.outstanding} requests, it has room again below {limit}"]
+        if engine.outstanding >= limit:
+            words = f"throughput mode: {engine.outstanding} requests, it has room again below {limit}"
+            yield Obstacle.THROUGHPUT, words
 
-    def _harm(self, waiting: Waiting, engine: EngineBelief, others: list[EngineBelief]) -> list[str]:
+    def _harm(self, waiting: Waiting, engine: EngineBelief, others: list[EngineBelief]) -> Iterator[Reason]:
         request, waited = waiting.request, self._now - waiting.arrived_at
         prefixes = self._ledger.prefixes
         uncached = {e.id: request.prompt_tokens - prefixes.cached_tokens(request, e) for e in (engine, *others)}
         if not self._config.gate.keep_tbt or may_harm(engine, others, uncached, waited, self._now):
-            return []
+            return
         harm = harm_seconds(engine, uncached[engine.id], self._now)
-        why = (
+        words = (
             f"TBT: it would overrun the deadlines in flight by {harm:.3f} s in all, in a later step by less: "
             f"that it waits for, {harm - waited:.3f} s more at most"
         )
-        return [why]
+        yield Obstacle.TBT, words
 
 
 _UNFIT = {
@@ -159,27 +214,36 @@ _UNFIT = {
 
 def shut_gates(engine: EngineBelief, request: Request, config: SchedulerConfig, now: float) -> list[str]:
     """Say why ``engine``, a copy, has no place for a prompt or what is left of it; empty if it has."""
+    return [words for _, words in _gates(engine, request, config, now)]
+
+
+def _gates(engine: EngineBelief, request: Request, config: SchedulerConfig, now: float) -> Iterator[Reason]:
     if not engine.up:
-        return ["the engine is down"]
-    if engine.closed_until is not None and now < engine.closed_until:
-        return [f"the engine turned a request away: nothing more for {engine.closed_until - now:.2f} s"]
-    if not engine.health.takes(now):
-        return [_UNFIT[engine.health.condition]]
-    if not engine.outstanding:
-        return []
-    gate, limits, shut = config.gate, engine.limits, list[str]()
+        yield Obstacle.DOWN, "the engine is down"
+    elif engine.closed_until is not None and now < engine.closed_until:
+        left = engine.closed_until - now
+        yield Obstacle.BACKING_OFF, f"the engine turned a request away: nothing more for {left:.2f} s"
+    elif not engine.health.takes(now):
+        yield Obstacle.UNWELL, _UNFIT[engine.health.condition]
+    elif engine.outstanding:
+        yield from _full_gates(engine, request, config)
+
+
+def _full_gates(engine: EngineBelief, request: Request, config: SchedulerConfig) -> Iterator[Reason]:
+    gate, limits = config.gate, engine.limits
     if engine.is_full:
         foreign = f" and {engine.reports.foreign} of other clients" if engine.reports.foreign else ""
-        shut.append(f"slots: {engine.outstanding} requests{foreign} of at most {limits.max_num_seqs}")
+        yield Obstacle.SLOTS, f"slots: {engine.outstanding} requests{foreign} of at most {limits.max_num_seqs}"
     backlog_limit = gate.backlog_factor * engine.lead_tokens()
     remaining = request.prompt_tokens - engine.held_tokens(request.id)
     gated = config.tiles is None or engine.plugin is not None
     if gated and engine.backlog >= backlog_limit and not engine.would_begin(remaining):
-        shut.append(f"backlog: {engine.backlog} prompt tokens before it, the gate opens below {backlog_limit:.0f}")
+        words = f"backlog: {engine.backlog} prompt tokens before it, the gate opens below {backlog_limit:.0f}"
+        yield Obstacle.BACKLOG, words
     if not fits_kv(engine, remaining, gate):
         reserve = "what all are expected to grow to" if engine.outputs.learnt else "the reserves for growth"
-        shut.append(
+        words = (
             f"KV cache: it needs {remaining} tokens, {engine.kv_tokens} of {limits.kv_tokens} are in use or promised, "
             f"{engine.reports.kv_error:.0f} more by the engine's own account; beside {reserve} that is too much"
         )
-    return shut
+        yield Obstacle.KV_CACHE, words

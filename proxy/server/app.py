@@ -272,6 +272,7 @@ def _watch(metrics: Metrics, driver: Driver, connections: Connections, access: A
         lambda: backlog.longest_wait(driver.now()),
         "s",
     )
+    metrics.watch_obstacles(driver.now)
     connections.tell(metrics)
     access.tell(metrics)
 

@@ -1,5 +1,6 @@
 """Why each request waits, as the debug view says it."""
 
+import pickle
 from dataclasses import replace
 
 from builders import ONE_STEP, make_request
@@ -7,7 +8,7 @@ from playbook import Play
 
 from proxy.core.events import EngineReported
 from proxy.core.rad import RadConfig
-from proxy.core.reasons import shut_gates
+from proxy.core.reasons import Reasons, shut_gates
 from proxy.core.request import STRICT, RequestClass
 from proxy.core.selfreport import EngineReport
 from proxy.core.snapshot import WaitView, view_state, view_waiting
@@ -193,3 +194,68 @@ def test_an_idle_open_engine_has_no_gate_shut_whatever_the_rules_say() -> None:
     engine = play.engine()
     engine.kv_tokens = 900  # as by a wrong account of what has ended
     assert shut_gates(engine, make_request("a", 900), play.scheduler.config, 0.0) == []
+
+
+class TestObstacles:
+    """As ``Reasons``, by what is first in the way of who is next: for counting."""
+
+    def test_nobody_waits(self) -> None:
+        play = Play()
+        play.arrive("a")
+        assert obstacles(play) == {"e0": None}
+
+    def test_the_first_that_is_in_the_way_of_who_is_next(self) -> None:
+        play = Play(engines=("e0", "e1", "e2"), max_num_seqs=1)
+        for name in ("a", "b", "c"):
+            play.arrive(name, 500)
+        play.tokens("a", at=0.1)
+        play.tokens("b", at=0.1)
+        play.down("e2")
+        play.arrive("d", at=0.2)
+        play.not_started("b", 5.0, at=0.3)
+        assert obstacles(play) == {"e0": "slots", "e1": "backing_off", "e2": "down"}
+
+    def test_an_engine_that_does_not_serve_those_who_wait_is_in_nobodys_way(self) -> None:
+        play = Play(engines={"e0": ["m"], "e1": ["n"]}, max_num_seqs=1)
+        play.arrive("a", model="m")
+        play.arrive("b", model="m")
+        assert obstacles(play) == {"e0": "slots", "e1": None}
+
+    def test_tiles_and_what_is_half_way(self) -> None:
+        play = Play(token_budget=2048, caches_prefixes=True, tiles=TileConfig())
+        play.arrive("a", 50)
+        play.tokens("a", at=0.03)
+        play.arrive("b", 6000, sliceable=True)
+        assert not play.scheduler.waiting, "it is half-way"
+        assert obstacles(play) == {"e0": "tile"}
+
+    def test_deadlines_of_streams_in_flight(self) -> None:
+        play = Play(token_budget=2000, gate=replace(ONE_STEP, backlog_factor=1.0, keep_tbt=True))
+        for number in range(400):
+            tokens = 500 * (number % 4)
+            play.engine().model.observe(StepLoad(tokens, 1, 100, 0.0, number % 4 > 0), 0.02 + 2e-4 * tokens)
+        play.arrive("a", 10, request_class=STRICT)
+        for number in range(4):
+            play.tokens("a", at=0.1 + 0.02 * number)
+        play.arrive("harmless", 300)
+        play.arrive("b", 200)
+        assert obstacles(play) == {"e0": "tbt"}
+
+    def test_to_ask_leaves_no_trace(self) -> None:
+        play = Play(token_budget=2048, kv_tokens=10_000, caches_prefixes=True, tiles=TileConfig())
+        for _ in range(200):
+            play.engine().outputs.learn(5000)
+        play.arrive("a", 50)
+        play.tokens("a", at=0.03)
+        play.arrive("b", 6000, sliceable=True)
+        play.arrive("c", 6000, sliceable=True)
+        play.tokens("a", at=0.05)
+        before = pickle.dumps(play.scheduler.ledger.engines)
+        assert set(obstacles(play).values()) <= {"tile", "kv_cache"}
+        view_state(play.scheduler, play.now)
+        assert pickle.dumps(play.scheduler.ledger.engines) == before
+
+
+def obstacles(play: Play) -> dict[str, str | None]:
+    reasons = Reasons(play.scheduler, play.now)
+    return {engine.id: reasons.obstacle(engine) for engine in play.scheduler.engines}

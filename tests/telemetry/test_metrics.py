@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.core.actions import Dispatch
-from proxy.core.events import Arrived, EngineRemoved, EngineReported, EngineUp, TokensProduced
+from proxy.core.events import Arrived, Ended, EngineRemoved, EngineReported, EngineUp, TokensProduced
 from proxy.core.request import Outcome, RejectReason, RequestClass
 from proxy.core.scheduler import Scheduler
 from proxy.core.selfreport import EngineReport
@@ -313,3 +313,24 @@ def test_refusals_are_told_apart_by_reason(metrics: Metrics) -> None:
     found = read(metrics)
     assert found["slai_failures_total"] == {"reason=queue_full": 2, "reason=draining": 1}
     assert "slai_queue_duration_seconds_count" not in found, "what was never dispatched has no time of dispatch"
+
+
+def test_what_waits_why_and_who_went_first(scheduler: Scheduler, metrics: Metrics) -> None:
+    metrics.watch_obstacles(lambda: 0.3)
+    scheduler.handle(EngineUp("http://e0", make_limits(max_num_seqs=1, kv_tokens=1000)), 0.0)
+    scheduler.handle(Arrived(make_request("a", 300)), 0.0)
+    scheduler.handle(TokensProduced("a"), 0.1)
+    assert set(read(metrics)["slai_engine_obstacle"].values()) == {0}, "nobody waits"
+    scheduler.handle(Arrived(make_request("b", 200, request_class=RequestClass("bulk"))), 0.2)
+    scheduler.handle(Arrived(make_request("c", 20, request_class=RequestClass("gold"))), 0.3)
+    found = read(metrics)
+    assert found["slai_queue_class_requests"] == {"class=gold": 1, "class=bulk": 1}
+    assert [labels for labels, value in found["slai_engine_obstacle"].items() if value] == [
+        "engine=http://e0,reason=slots"
+    ]
+    scheduler.handle(Ended("a"), 0.4)
+    found = read(metrics)
+    assert found["slai_queue_class_requests"] == {"class=gold": 0, "class=bulk": 1}
+    turns = {labels.removeprefix("turn="): count for labels, count in found["slai_queue_turns_total"].items()}
+    assert {turn: count for turn, count in turns.items() if count} == {"alone": 1, "length": 1}
+    assert found["slai_queue_overtaking_seconds_total"] == {"": pytest.approx(0.1)}

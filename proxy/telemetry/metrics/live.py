@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from proxy.core.health import Condition
+from proxy.core.reasons import Obstacle, Reasons
 from proxy.core.stepmodel import StepCoefficients
 from proxy.core.tbt import slack_seconds
 from proxy.telemetry.metrics.names import Name
@@ -59,6 +60,17 @@ def watch_scheduler(readings: Readings, scheduler: Scheduler) -> None:
     )
     gauge("slai.queue.size", "Bodies of waiting requests", lambda: scheduler.waiting_bytes, "By")
     gauge("slai.streams", "Streams past their first token", lambda: sum(e.decodes for e in scheduler.engines))
+    turns = scheduler.ledger.turns
+    readings.watch(
+        Name("slai.queue.turns", "What left the queue, by why it went before those that stayed", labels=("turn",)),
+        lambda: [((turn.value,), count) for turn, count in turns.counts.items()],
+        counts=True,
+    )
+    readings.watch(
+        Name("slai.queue.overtaking", "By how much those that overtook had come later than the oldest, summed", "s"),
+        lambda: [((), turns.overtaking_seconds)],
+        counts=True,
+    )
     readings.watch(
         Name("slai.release.harmful", "Prompts released although they were to overrun a TBT deadline (policy slai)"),
         lambda: [((), scheduler.harmful_releases)],
@@ -150,6 +162,19 @@ def _engine_gauges(scheduler: Scheduler) -> Iterator[tuple[Name, Callable[[Engin
 def _reported(name: str, engine: EngineBelief) -> float | None:
     told = engine.reports.told
     return None if told is None else getattr(told, name)
+
+
+def watch_obstacles(readings: Readings, scheduler: Scheduler, now: Callable[[], float]) -> None:
+    """Show why nothing more goes to each engine at ``now()``, while somebody waits for it."""
+
+    def found() -> Iterator[tuple[tuple[str, ...], float]]:
+        reasons = Reasons(scheduler, now())
+        for engine in scheduler.engines:
+            obstacle = reasons.obstacle(engine)
+            yield from (((engine.id, o.value), o is obstacle) for o in Obstacle)
+
+    name = "1 for what is first in the way of who is next for it; 0 for all if nobody waits for it"
+    readings.watch(Name("slai.engine.obstacle", name, labels=("engine", "reason")), found)
 
 
 def watch_sizes(readings: Readings, sizes: PromptSizes, known_model: Callable[[str], bool]) -> None:

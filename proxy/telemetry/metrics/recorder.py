@@ -11,7 +11,7 @@ from proxy.core.events import Arrived, Ended, NotStarted, SliceEnded, TokensProd
 from proxy.core.request import Outcome
 from proxy.telemetry.metrics.exposition import Snapshot, exposed
 from proxy.telemetry.metrics.fleet import FleetCounts, watch_fleet
-from proxy.telemetry.metrics.live import Readings, watch_scheduler, watch_sizes
+from proxy.telemetry.metrics.live import Readings, watch_obstacles, watch_scheduler, watch_sizes
 from proxy.telemetry.metrics.names import (
     DECISION_EDGES,
     DURATION_EDGES,
@@ -117,6 +117,11 @@ class Metrics:
         self._decisions = made.histogram("slai.decision.duration", "Time for one decision", DECISION_EDGES)
         self._lag = made.histogram("slai.loop.lag", "Lateness of the event loop, each tenth of a second", LAG_EDGES)
         watch_scheduler(self._readings, scheduler)
+        waiting = scheduler.ledger.backlog.classes
+        self._readings.watch(
+            Name("slai.queue.class.requests", "Requests that wait, by class", labels=of_class),
+            lambda: [((name,), waiting[name]) for (name,) in self._tbt],
+        )
         if sizes is not None:
             watch_sizes(self._readings, sizes, lambda model: self._known_model(model) != OTHER)
         self.know(class_names, tenant_names)
@@ -218,6 +223,10 @@ class Metrics:
     def watch_gauge(self, name: str, description: str, read: Callable[[], float], unit: str = "") -> None:
         """Tell whenever somebody scrapes how large something is."""
         self._readings.watch(Name(name, description, unit), lambda: [((), read())])
+
+    def watch_obstacles(self, now: Callable[[], float]) -> None:
+        """Show what keeps those who wait from each engine; ``now``: the scheduler's clock."""
+        watch_obstacles(self._readings, self._scheduler, now)
 
     def watch_sources(self, read: Callable[[], Iterable[tuple[str, bool, int]]]) -> None:
         """Show the sources of engines that ``read`` gives: name, whether it tells at present, engines known by it."""
