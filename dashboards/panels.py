@@ -129,8 +129,8 @@ OVERVIEW = Board(
                 Panel(
                     "Late tokens, by cause",
                     "prefill: a step held more prompt tokens than the deadline allowed (tiles or a smaller token budget help). "
-                    "stall: the engine took far longer than for steps like it. passed_over: the engine made steps without "
-                    "the stream, as it does after a preemption. delivery: the steps were short, tokens were held back on "
+                    "stall: the engine took far longer than for steps like it. preemption: the engine made steps without "
+                    "the stream and told of a preemption. passed_over: it told of none, or too late. delivery: the steps were short, tokens were held back on "
                     "their way. step: the decodes alone take about as long as the deadline (fewer sequences help).",
                     PER_SECOND,
                     (rate("slai_tbt_breaches_total", "class, cause"),),

@@ -29,8 +29,10 @@ class Cause(StrEnum):
     """A step held more prompt tokens than the deadline allowed."""
     STALL = "stall"
     """The engine took far longer for a step than for others like it, or did nothing."""
+    PREEMPTION = "preemption"
+    """The engine made steps without this stream, and says that it has preempted somebody meanwhile."""
     PASSED_OVER = "passed_over"
-    """The engine made steps without this stream: it was preempted, or held back."""
+    """As before, but it says nothing of the kind, or not yet: it was preempted, or held back."""
     DELIVERY = "delivery"
     """The engine's steps were short enough: its server or the network held the tokens back."""
     STEP = "step"
@@ -62,11 +64,19 @@ class Blame:
     request_tokens: int = 0
 
 
-def blame(steps: Sequence[PastStep], gap_seconds: float, deadline: float, chunks: int, model: OnlineStepModel) -> Blame:
+def blame(
+    steps: Sequence[PastStep],
+    gap_seconds: float,
+    deadline: float,
+    chunks: int,
+    model: OnlineStepModel,
+    *,
+    preempted: bool = False,
+) -> Blame:
     """Say why a gap of ``gap_seconds`` was longer than ``deadline``.
 
     ``steps``: those that ended in it, the last one with the token that ended it; ``chunks``: token-bearing chunks that
-    came at once then.
+    came at once then; ``preempted``: whether the engine has told in the gap of sequences that it has preempted.
     """
     if not steps:
         return Blame(Cause.STALL)
@@ -75,7 +85,8 @@ def blame(steps: Sequence[PastStep], gap_seconds: float, deadline: float, chunks
     if longest.seconds <= max(deadline, gap_seconds) / 2:
         # Several tokens at once were made one by one, unless the engine speculates, and then it makes few steps.
         on_time = chunks > 1 or len(steps) < _PASSED_OVER_STEPS
-        return Blame(Cause.DELIVERY if on_time else Cause.PASSED_OVER, *seen)
+        held_back = Cause.PREEMPTION if preempted else Cause.PASSED_OVER
+        return Blame(Cause.DELIVERY if on_time else held_back, *seen)
     expected = model.predict(longest.load)
     without = model.predict(longest.load._replace(prefill_tokens=0, attention=0.0, prefills=0))
     if expected < _EXPLAINED * longest.seconds:

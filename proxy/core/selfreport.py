@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 
 _CORRECTION = 0.25
 """Share of the difference that each report puts right: a report may have met the engine between two steps."""
@@ -45,6 +46,8 @@ class SelfReports:
         """Sequences that others have given to the engine."""
         self.caution = 0.0
         """Share of the KV cache that stays free beside all else, because the engine has had to preempt."""
+        self.preempted_at = -inf
+        """When it last told of sequences that it had preempted since the report before."""
         self.told: EngineReport | None = None
         """The last one; ``None`` while the engine does not report."""
         self.fresh = False
@@ -62,6 +65,7 @@ class SelfReports:
         if self._preemptions is not None and report.preemptions > self._preemptions:
             # One shortage evicts several sequences, so what counts is that there was one.
             self.caution = min(_CAUTION_MOST, self.caution + _CAUTION_STEP)
+            self.preempted_at = now
         self._preemptions, self._tokens, self._started_at = report.preemptions, report.tokens, report.started_at
         if kv_capacity is not None:
             off = report.kv_usage * kv_capacity - own_kv - self.kv_error

@@ -196,7 +196,9 @@ class StepClock:
 
     def blame(self, gap_seconds: float, tbt_seconds: float, chunks: int, now: float) -> Blame:
         """Say why a stream waited for ``gap_seconds`` until ``now`` for ``chunks`` chunks, longer than it was to."""
-        return blame(self._log.since(now - gap_seconds), gap_seconds, tbt_seconds, chunks, self.model)
+        began_at = now - gap_seconds
+        preempted = self.reports.preempted_at >= began_at
+        return blame(self._log.since(began_at), gap_seconds, tbt_seconds, chunks, self.model, preempted=preempted)
 
     def silent_until(self) -> float | None:
         """When the clock, if it stays silent, is no longer believed; ``None`` while there is no backlog to work on."""

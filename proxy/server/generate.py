@@ -251,7 +251,7 @@ class Generator:
         if plan is None:
             return None
         headers = slice_headers(forwarded.items())
-        return Slicer(report.request_id, plan, self.driver, self.client, self.metrics, headers)
+        return Slicer(report, plan, self.driver, self.client, self.metrics, self.tracing, headers)
 
     async def _dispatch(
         self,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from proxy.core.actions import Slice
     from proxy.server.driver import Driver
     from proxy.telemetry.metrics import Metrics
+    from proxy.telemetry.report import RequestReport
+    from proxy.telemetry.tracing import Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -27,18 +29,19 @@ _log = logging.getLogger(__name__)
 class Slicer:
     """The slices of one request. Whatever goes wrong with them costs a prefill done twice, never the request."""
 
-    request_id: str
+    report: RequestReport
     plan: SlicePlan
     driver: Driver
     client: EngineClient
     metrics: Metrics
+    tracing: Tracing
     headers: list[tuple[str, str]]
     _tasks: Tasks = field(default_factory=Tasks)
     _pending: dict[str, Slice] = field(default_factory=dict)
 
     def tokenize(self, engine_id: str) -> None:
         """Ask an engine for the prompt's token ids; the request may be sliced from then on."""
-        self._tasks.spawn(self._tokenize(engine_id), f"tokenize {self.request_id}")
+        self._tasks.spawn(self._tokenize(engine_id), f"tokenize {self.report.request_id}")
 
     def send(self, piece: Slice) -> None:
         """Have the engine cache a prefix."""
@@ -59,27 +62,34 @@ class Slicer:
                 body = await answer.read()
                 ids = read_token_ids(body) if answer.status == HTTPStatus.OK else None
         except EngineError as error:
-            _log.info("tokenizing %s failed: %s", self.request_id, error.failure)
+            _log.info("tokenizing %s failed: %s", self.report.request_id, error.failure)
             return
         if ids is not None:
             self.plan.ids = ids
-            self.driver.feed(Tokenized(self.request_id, len(ids)))
+            self.driver.feed(Tokenized(self.report.request_id, len(ids)))
 
     async def _send(self, piece: Slice) -> None:
         cached, found = False, None
         sent = self.plan.body(piece.tokens)
-        try:
-            async with self.client.send(piece.engine_id, "POST", "/v1/completions", self.headers, sent) as answer:
-                body = await answer.read()
-                if answer.status == HTTPStatus.OK:
-                    found = read_usage(body).cached_tokens
-                    # Without --enable-prompt-tokens-details the engine does not tell; then it is believed.
-                    cached = found is None or 2 * found >= piece.held_tokens
-                    self.metrics.record_slice(piece.tokens - piece.held_tokens, piece.held_tokens, found, len(sent))
-        except EngineError as error:
-            _log.info("slice %s failed: %s", piece.slice_id, error.failure)
-        finally:
-            self._end(piece, cached=cached, found_tokens=found)
+        with self.tracing.slice(self.report, piece) as span:
+            headers = [*self.headers, *span.headers.items()]
+            try:
+                async with self.client.send(piece.engine_id, "POST", "/v1/completions", headers, sent) as answer:
+                    span.status = answer.status
+                    body = await answer.read()
+                    if answer.status == HTTPStatus.OK:
+                        found = read_usage(body).cached_tokens
+                        # Without --enable-prompt-tokens-details the engine does not tell; then it is believed.
+                        cached = found is None or 2 * found >= piece.held_tokens
+                        self.metrics.record_slice(piece.tokens - piece.held_tokens, piece.held_tokens, found, len(sent))
+                    else:
+                        span.failure = str(answer.status)
+            except EngineError as error:
+                span.failure = str(error.failure)
+                _log.info("slice %s failed: %s", piece.slice_id, error.failure)
+            finally:
+                span.cached, span.cached_tokens = cached, found
+                self._end(piece, cached=cached, found_tokens=found)
 
     def _end(self, piece: Slice, *, cached: bool, found_tokens: int | None = None) -> None:
         if self._pending.pop(piece.slice_id, None) is None:

@@ -1,15 +1,16 @@
 """The spans of a generation request, with the names of the GenAI semantic conventions (v0.1.0).
 
 One of kind SERVER is the request as its client sees it, its time in the queue included; each attempt at an engine is a
-child of kind CLIENT, and the engine's own spans are children of that. They say what they have to say when they end,
-from the request's report: nothing is traced while tokens flow. Without an exporter there are none at all, and a
-client's ``traceparent`` goes to the engine as it came.
+child of kind CLIENT, as is each slice that is sent ahead, and the engine's own spans are children of these. They say
+what they have to say when they end, from the request's report: nothing is traced while tokens flow. Without an exporter
+there are none at all, and a client's ``traceparent`` goes to the engine as it came.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -25,11 +26,12 @@ from proxy.core.request import Outcome
 from proxy.telemetry.resource import our_resource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, MutableMapping
+    from collections.abc import Callable, Iterator, Mapping, MutableMapping
 
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import SpanProcessor
 
+    from proxy.core.actions import Slice
     from proxy.telemetry.report import Breach, RequestReport
 
 Value = str | int | float | bool | tuple[str]
@@ -50,6 +52,19 @@ class Trace:
         if not context.trace_flags.sampled:
             return None
         return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
+
+
+@dataclass(slots=True)
+class SliceTrace:
+    """What there is to tell of a slice, by who sends it."""
+
+    headers: dict[str, str] = field(default_factory=dict)
+    """To send with it."""
+    status: int | None = None
+    failure: str | None = None
+    cached_tokens: int | None = None
+    """That the engine found of what was sent before."""
+    cached: bool = False
 
 
 class Tracing:
@@ -89,6 +104,36 @@ class Tracing:
             context = trace.set_span_in_context(spans.server)
             spans.client = self._tracer.start_span(name, context, SpanKind.CLIENT, start_time=time.time_ns())
             self.inject(spans, headers)
+
+    @contextmanager
+    def slice(self, report: RequestReport, piece: Slice) -> Iterator[SliceTrace]:
+        """A span of kind CLIENT around a slice that is sent ahead of a request."""
+        if (spans := report.trace) is None:
+            yield SliceTrace()
+            return
+        context = trace.set_span_in_context(spans.server)
+        name = f"text_completion {_clean(report.model)}".rstrip()
+        span = self._tracer.start_span(name, context, SpanKind.CLIENT, start_time=time.time_ns())
+        told = SliceTrace()
+        self._propagator.inject(told.headers, trace.set_span_in_context(span))
+        try:
+            yield told
+        finally:
+            if span.is_recording():
+                found = {
+                    **_called("text_completion", report, piece.engine_id),
+                    "gen_ai.usage.cache_read.input_tokens": told.cached_tokens,
+                    "http.response.status_code": told.status,
+                    "error.type": told.failure,
+                    "slai.slice.number": piece.number,
+                    "slai.slice.tokens": piece.tokens - piece.held_tokens,
+                    "slai.slice.held_tokens": piece.held_tokens,
+                    "slai.slice.cached": told.cached,
+                }
+                span.set_attributes(_told(found))
+                if told.failure is not None:
+                    span.set_status(Status(StatusCode.ERROR, told.failure))
+            span.end(time.time_ns())
 
     def turned_away(self, report: RequestReport, why: str, status: int | None = None) -> None:
         """End the span of an attempt that the engine has not begun with."""
@@ -162,14 +207,18 @@ def _breach(breach: Breach, report: RequestReport) -> dict[str, Value | None]:
 
 def _attempt(report: RequestReport) -> dict[str, Value | None]:
     """Describe whom the request went to."""
-    engine = urlsplit(report.engine_id or "")
+    return _called(report.operation, report, report.engine_id)
+
+
+def _called(operation: str, report: RequestReport, engine_id: str | None) -> dict[str, Value | None]:
+    engine = urlsplit(engine_id or "")
     return {
-        "gen_ai.operation.name": report.operation,
+        "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "vllm",
         "gen_ai.request.model": _clean(report.model) or None,
         "server.address": engine.hostname,
         "server.port": engine.port,
-        "slai.engine": report.engine_id,
+        "slai.engine": engine_id,
         "slai.request.id": report.request_id,
     }
 

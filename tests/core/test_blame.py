@@ -6,6 +6,7 @@ import pytest
 from builders import make_engine
 
 from proxy.core.blame import Cause, PastStep, blame
+from proxy.core.selfreport import EngineReport
 from proxy.core.stepmodel import OnlineStepModel, StepCoefficients, StepLoad
 from proxy.sim.engine import EngineConfig, SimulatedEngine
 from proxy.sim.profiles import PROFILES
@@ -34,6 +35,35 @@ def past(ended_at: float, seconds: float, prompt_tokens: int = 0) -> PastStep:
 )
 def test_what_the_steps_of_a_gap_tell(steps: list[PastStep], chunks: int, cause: Cause) -> None:
     assert blame(steps, 0.3, 0.1, chunks, MODEL).cause is cause
+
+
+@pytest.mark.parametrize("preempted", [True, False])
+def test_a_preemption_is_one_where_the_engine_says_so_and_the_stream_was_passed_over(preempted: bool) -> None:
+    passed = [past(0.7 + n / 50, 0.02) for n in range(15)]
+    told = blame(passed, 0.3, 0.1, 1, MODEL, preempted=preempted).cause
+    assert told is (Cause.PREEMPTION if preempted else Cause.PASSED_OVER)
+    assert blame(passed, 0.3, 0.1, 15, MODEL, preempted=preempted).cause is Cause.DELIVERY
+    assert blame([past(1.0, 0.30, 2800)], 0.3, 0.1, 1, MODEL, preempted=preempted).cause is Cause.PREFILL
+
+
+@pytest.mark.parametrize(("told_at", "cause"), [(0.3, Cause.PREEMPTION), (0.05, Cause.PASSED_OVER)])
+def test_only_what_the_engine_tells_in_the_gap_counts(told_at: float, cause: Cause) -> None:
+    engine = make_engine(token_budget=4000)
+    for name in ("steady", "victim"):
+        engine.release(name, 10, 0.0, 0.1)
+        engine.on_tokens(name, 1, 0.04)
+    engine.on_report(EngineReport(2, 0, 0.9, 3), 0.045)
+    told = False
+    for n in range(1, 25):
+        now = 0.04 + 0.02 * n
+        if not told and now >= told_at:
+            engine.on_report(EngineReport(1, 1, 0.9, 4), now)
+            told = True
+        engine.on_tokens("steady", 1, now)
+        if n < 2:
+            engine.on_tokens("victim", 1, now)
+    engine.on_tokens("victim", 1, now)
+    assert engine.blame(now - 0.06 - 0.01, 0.1, 1, now).cause is cause
 
 
 def test_a_deadline_that_the_decodes_alone_break_is_nobodys_prompt() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from builders import make_limits
 from live_proxy import COMPLETIONS, LiveProxy, live_proxy, until
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from otlp_receiver import http_receiver, values
 from scripted_engine import DONE, Call, Script, ScriptedEngine, head, last, scripted_engine, token, usage
 
 from proxy.core.actions import Slice
@@ -20,6 +22,8 @@ from proxy.core.stepmodel import OnlineStepModel, StepLoad
 from proxy.server.driver import Driver
 from proxy.server.slices import Slicer, slice_headers
 from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.report import RequestReport
+from proxy.telemetry.tracing import Tracing
 from proxy.upstream.client import EngineClient, Timeouts
 from proxy.wire.prompt import plan_slices
 
@@ -64,7 +68,9 @@ class Stage:
     def slicer(self, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Slicer:
         plan = plan_slices(encode() if body is None else body, chat=False)
         assert plan is not None
-        return Slicer("r", plan, self.driver, self.client, self.metrics, slice_headers((headers or {}).items()))
+        report = RequestReport("r", "r", "text_completion", 0.0, RELAXED)
+        sent = slice_headers((headers or {}).items())
+        return Slicer(report, plan, self.driver, self.client, self.metrics, Tracing(), sent)
 
     async def send(self, slicer: Slicer, tokens: int, held: int = 0) -> Event:
         """Send a slice and return what the driver is told of it."""
@@ -413,6 +419,44 @@ async def test_a_long_prompt_behind_a_strict_stream_is_sent_in_slices_and_then_a
         assert at.proxy.outcomes() == {"completed": 1}
         (ttft,) = at.proxy.samples("gen_ai_server_time_to_first_token_seconds_count").values()
         assert ttft == 1
+
+
+async def test_each_slice_is_a_span_of_the_request_and_the_parent_of_the_engines() -> None:
+    async with http_receiver() as received:
+        async with scene(otlp_endpoint=received.url) as (at, stream):
+            own = asyncio.ensure_future(at.proxy.fetch(body=OWN, headers={"X-Request-Id": "mine"}))
+            await at.step_until(own.done, stream)
+            assert (await own)[0] == 200
+        sent = at.slices
+    spans = {span.span_id.hex(): span for span in received.spans}
+    told = {id_: values(span.attributes) for id_, span in spans.items()}
+    (request,) = [id_ for id_, of in told.items() if of.get("slai.request.client_id") == "mine"]
+    slices = [id_ for id_, of in told.items() if "slai.slice.tokens" in of]
+    assert len(slices) == len(sent) >= 2
+    assert {spans[id_].parent_span_id.hex() for id_ in slices} == {request}
+    assert {spans[id_].kind for id_ in slices} == {Span.SPAN_KIND_CLIENT}
+    assert {call.header("traceparent")[0].split("-")[2] for call in sent} == set(slices)
+    in_order = sorted((told[id_] for id_ in slices), key=lambda of: of["slai.slice.number"])
+    held = 0
+    for of, call in zip(in_order, sent, strict=True):
+        assert of["slai.slice.held_tokens"] == held
+        held += of["slai.slice.tokens"]
+        assert held == len(call.json()["prompt"])
+        assert (of["slai.slice.cached"], of["http.response.status_code"]) == (True, 200)
+        assert of["slai.engine"] == at.engine.url
+        assert of["slai.request.id"] == told[request]["slai.request.id"]
+
+
+async def test_the_span_of_a_slice_that_fails_says_so() -> None:
+    async with http_receiver() as received, scene(otlp_endpoint=received.url) as (at, stream):
+        at.answer_slice = answering(status="500 Oops")
+        own = asyncio.ensure_future(at.proxy.fetch(body=OWN))
+        await at.step_until(own.done, stream)
+        assert (await own)[0] == 200
+    (failed,) = [span for span in received.spans if "slai.slice.tokens" in values(span.attributes)]
+    assert failed.status.code == Status.STATUS_CODE_ERROR
+    told = values(failed.attributes)
+    assert (told["error.type"], told["http.response.status_code"], told["slai.slice.cached"]) == ("500", 500, False)
 
 
 async def test_a_text_is_tokenized_by_the_engine_before_it_is_sliced() -> None:
