@@ -32,7 +32,7 @@ from proxy.entries import ClassSettings, Positive, Seconds, TenantSettings
 from proxy.keys import KeyTable, read_keys
 from proxy.mistakes import example
 from proxy.sim.profiles import checked_profile
-from proxy.store.address import check_url
+from proxy.store.address import check_url, has_password
 from proxy.upstream.sources import check_entry, is_engine
 from proxy.wire.tenants import Tenants, TenantSource
 
@@ -140,8 +140,11 @@ class Settings(BaseSettings):
 
     redis: SecretStr | None = None
     """URL of a Redis or Valkey server at which several proxies meet, to be one queue before the same engines:
-    redis://, rediss:// (TLS), unix://, redis+cluster://HOST:PORT, redis+sentinel://HOST:PORT/NAME; better told by
-    SLAI_REDIS if there is a password in it. Left out: this proxy is the only one. Needs the extra slai-proxy[redis]."""
+    redis://, rediss:// (TLS), unix://, redis+cluster://HOST:PORT, redis+sentinel://HOST:PORT/NAME; a password
+    in it is better told by SLAI_REDIS, or a file. Left out: this proxy is the only one. Needs the extra
+    slai-proxy[redis]."""
+    redis_password_file: Path | None = None
+    """File with the password of that server, in place of one in its URL."""
     redis_pool: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "default"
     """Name of the fleet: proxies of one name, with the same engines and settings, are one queue."""
 
@@ -304,6 +307,16 @@ class Settings(BaseSettings):
         if value is not None:
             check_url(value.get_secret_value())
         return value
+
+    @model_validator(mode="after")
+    def _check_redis_password(self) -> Settings:
+        if self.redis_password_file is None:
+            return self
+        if self.redis is None:
+            raise ValueError("redis_password_file needs redis: whose password is it?")
+        if has_password(self.redis.get_secret_value()):
+            raise ValueError("there is a password in the URL of redis, and a redis_password_file: one of them")
+        return self
 
     @model_validator(mode="after")
     def _check_policy(self) -> Settings:

@@ -38,6 +38,7 @@ _VALUES = {
     "keys_file": "FILE",
     "decision_log": "FILE",
     "redis": "URL",
+    "redis_password_file": "FILE",
     "redis_pool": "NAME",
     "state_dir": "DIR",
     "otlp_endpoint": "URL",

@@ -130,7 +130,9 @@ def create_app(
         chronicle = None if settings.debug_port is None else Chronicle()
         sizes = PromptSizes()
         metrics = Metrics(scheduler, classes, settings.tenants, sizes)
-        driver, fleet = drive(settings, scheduler, metrics, None if chronicle is None else chronicle.observe)
+        driver, fleet = drive(
+            settings, files.store_url, scheduler, metrics, None if chronicle is None else chronicle.observe
+        )
         secret = secrets.token_bytes(32) if fleet is None else await fleet.secret()
         client = EngineClient(Timeouts(settings.connect_timeout_seconds, settings.idle_timeout_seconds), trust)
         # It reads a small file, and nobody is served yet.

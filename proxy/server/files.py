@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from proxy.configfile import ConfigError
+from proxy.store.address import with_password
 from proxy.tls import client_context, server_context
 from proxy.upstream.credentials import EngineKeys, EngineTrust, read_engine_keys
 
 if TYPE_CHECKING:
     import ssl
     from pathlib import Path
+
+    from pydantic import SecretStr
 
     from proxy.config import Settings
     from proxy.wire.keys import Key
@@ -39,6 +42,8 @@ class Files:
     tls: ssl.SSLContext | None
     trust: EngineTrust
     debug_key: DebugKey | None
+    store_url: str | None = field(default=None, repr=False)
+    """Where replicas meet, with the password of that server. What it is at the start stays."""
 
 
 def read_files(settings: Settings) -> Files:
@@ -59,6 +64,7 @@ def read_files(settings: Settings) -> Files:
         tls=tls,
         trust=EngineTrust(engine_keys, engine_tls),
         debug_key=None if settings.debug_key_file is None else _read_debug_key(settings.debug_key_file),
+        store_url=None if settings.redis is None else _store_url(settings.redis, settings.redis_password_file),
     )
 
 
@@ -79,10 +85,25 @@ def named_files(settings: Settings) -> list[Path]:
 
 
 def _read_debug_key(path: Path) -> DebugKey:
+    return DebugKey(hashlib.sha256(_read_one(path, "key")).digest())
+
+
+def _store_url(url: SecretStr, password_file: Path | None) -> str:
+    plain = url.get_secret_value()
+    if password_file is None:
+        return plain
     try:
-        key = path.read_bytes().strip()
+        return with_password(plain, _read_one(password_file, "password").decode())
+    except UnicodeDecodeError:
+        raise ConfigError(f"{password_file}: not text") from None
+
+
+def _read_one(path: Path, what: str) -> bytes:
+    """Read a file that holds one secret and nothing else."""
+    try:
+        found = path.read_bytes().strip()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    if not key or len(key.split()) != 1:
-        raise ConfigError(f"{path}: expected one key and nothing else")
-    return DebugKey(hashlib.sha256(key).digest())
+    if not found or len(found.split()) != 1:
+        raise ConfigError(f"{path}: expected one {what} and nothing else")
+    return found

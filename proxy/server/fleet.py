@@ -191,20 +191,20 @@ class Fleet:
 
 
 def drive(
-    settings: Settings, scheduler: Scheduler, metrics: Metrics, observe: Observe | None
+    settings: Settings, store_url: str | None, scheduler: Scheduler, metrics: Metrics, observe: Observe | None
 ) -> tuple[Driver, Fleet | None]:
-    """Drive a scheduler: alone, or as a member of the fleet that the settings name.
+    """Drive a scheduler: alone, or as a member of the fleet that meets at a store.
 
     Raises:
         ConfigError: it names one that cannot be joined.
     """
     loop = asyncio.get_running_loop()
-    if settings.redis is None:
+    if store_url is None:
         return Driver(scheduler, loop, observe=observe, on_decision=metrics.record_decision), None
     name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"  # never the same again
     member = Member(name, scheduler)
     driver = FleetDriver(member, loop, observe=observe, on_decision=metrics.record_decision)
-    fleet = Fleet(_open(settings.redis.get_secret_value(), settings.redis_pool), driver)
+    fleet = Fleet(_open(store_url, settings.redis_pool), driver)
     metrics.watch_fleet(member, fleet.counts)
     return driver, fleet
 

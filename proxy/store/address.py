@@ -1,8 +1,8 @@
-"""Where a store is: the kinds of URLs."""
+"""Where a store is: the kinds of URLs, and the password in them."""
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 _SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel")
 
@@ -25,3 +25,21 @@ def check_url(url: str) -> str:
     if parts.scheme == "redis+sentinel" and not parts.path.strip("/"):
         raise ValueError("a sentinel's URL ends with the name of the master: redis+sentinel://HOST:PORT/NAME")
     return url
+
+
+def has_password(url: str) -> bool:
+    """Whether there is a password in the URL of a store."""
+    return bool(_user_of(url)[1])
+
+
+def with_password(url: str, password: str) -> str:
+    """Return the URL of a store with a password in it, whatever characters that has."""
+    parts = urlsplit(url)
+    user, _ = _user_of(url)
+    hosts = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{hosts}"))
+
+
+def _user_of(url: str) -> tuple[str, str]:
+    user, _, password = urlsplit(url).netloc.rpartition("@")[0].partition(":")
+    return user, password

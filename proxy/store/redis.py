@@ -11,7 +11,7 @@ import asyncio
 import logging
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import parse_qs, urlsplit, urlunsplit
+from urllib.parse import parse_qs, unquote, urlsplit, urlunsplit
 
 import redis.asyncio as aioredis
 from redis.asyncio.cluster import RedisCluster
@@ -182,7 +182,8 @@ def _connect(url: str, timeout_seconds: float) -> tuple[aioredis.Redis | RedisCl
         case "redis+sentinel":
             nodes = [_host_and_port(node) for node in parts.netloc.rpartition("@")[2].split(",")]
             name = parts.path.strip("/")
-            options |= {"username": parts.username, "password": parts.password}
+            told = {"username": parts.username, "password": parts.password}
+            options |= {key: value and unquote(value) for key, value in told.items()}
             options |= {key: values[-1] for key, values in parse_qs(parts.query).items() if key == "db"}
             sentinel = Sentinel(nodes, socket_timeout=timeout_seconds)  # type: ignore[no-untyped-call]
             return sentinel.master_for(name, **options), sentinel.sentinels

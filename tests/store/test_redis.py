@@ -15,6 +15,7 @@ import trustme
 from redis_server import PROGRAM, WHY_NOT, RedisServer, free_port
 from stores import letters_to
 
+from proxy.store.address import with_password
 from proxy.store.contract import StoreError
 from proxy.store.redis import RedisStore
 
@@ -247,6 +248,15 @@ async def test_tls_and_a_user_with_only_the_rights_that_are_needed(tmp_path: Pat
                 await store.beat("a", 1.0)
     finally:
         await with_tls.kill()
+
+
+async def test_a_password_with_characters_that_mean_something_in_a_url(tmp_path: Path) -> None:
+    async with running(tmp_path, "--requirepass", "p:w@/?#%") as server:
+        async with opened(with_password(server.url, "p:w@/?#%")) as store:
+            assert (await store.beat("a", 1.0)).leader == "a"
+        async with opened(server.url) as store:
+            with pytest.raises(StoreError):
+                await store.beat("a", 1.0)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1", "127.0.0.1:6379", "redis+sentinel://127.0.0.1:26379"])
