@@ -154,6 +154,9 @@ class Reasons:
             yield Obstacle.TILE, "tile: its last slice is in this step"
         elif upto < request.prompt_tokens and not entry.sliced and engine.sliced >= tiles.max_sliced:
             yield Obstacle.TILE, f"tiles: {engine.sliced} prompts are half-way already"
+        elif engine.slice_at is not None and now < engine.slice_at:
+            left = engine.slice_at - now
+            yield Obstacle.TILE, f"tile: a slice of it is held for {left:.3f} s, as somebody shorter may come"
 
     def _copy(self, engine: EngineBelief) -> EngineBelief:
         if engine.id not in self._copies:
