@@ -208,6 +208,13 @@ class TestCheckConfig:
         assert main(["check-config", "--keys-file", str(tmp_path / "keys")]) == 2
         assert "line 1" in capsys.readouterr().err
 
+    def test_an_option_of_a_stores_url_that_nobody_knows(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["check-config", "--redis", "redis://:password@h/0?colour=red"]) == 2
+        told = capsys.readouterr().err
+        assert "colour" in told
+        assert "password" not in told
+        assert main(["check-config", "--redis", "redis://:password@h/0"]) == 0
+
 
 def _entries(text: str) -> dict[str, KeySettings]:
     return TypeAdapter(dict[str, KeySettings]).validate_python(yaml.safe_load(text))

@@ -204,12 +204,17 @@ def drive(
     name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"  # never the same again
     member = Member(name, scheduler)
     driver = FleetDriver(member, loop, observe=observe, on_decision=metrics.record_decision)
-    fleet = Fleet(_open(store_url, settings.redis_pool), driver)
+    fleet = Fleet(open_store(store_url, settings.redis_pool), driver)
     metrics.watch_fleet(member, fleet.counts)
     return driver, fleet
 
 
-def _open(url: str, pool: str) -> StateStore:
+def open_store(url: str, pool: str) -> StateStore:
+    """Open the store at ``url`` without connecting yet.
+
+    Raises:
+        ConfigError: that cannot be done.
+    """
     try:
         from proxy.store.redis import RedisStore  # noqa: PLC0415 - of the extra redis
     except ImportError:

@@ -15,6 +15,7 @@ from proxy.server.app import PROXY, Proxy, create_app
 from proxy.server.connections import CONNECTIONS, Site, raise_file_limit
 from proxy.server.drain import Signals, drain
 from proxy.server.files import read_files
+from proxy.server.fleet import open_store
 from proxy.server.garbage import collect_when_quiet, collect_young_only
 from proxy.server.notify import Notifier
 from proxy.server.reconfigure import put_in_force
@@ -47,12 +48,14 @@ SIMULATED_MODEL = "simulated"
 
 
 def check(settings: Settings) -> None:
-    """Look into the files that the settings name.
+    """Look into the files that the settings name, and at the URL of a store as far as it goes without connecting.
 
     Raises:
         ConfigError: one of them cannot be used.
     """
-    read_files(settings)
+    files = read_files(settings)
+    if files.store_url is not None:
+        open_store(files.store_url, settings.redis_pool)
 
 
 async def serve(settings: Settings, load: Callable[[], Settings] | None = None) -> None:

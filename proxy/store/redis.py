@@ -70,6 +70,7 @@ class RedisStore:
         that sentinels know by that name.
 
         Raises:
+            TypeError: an option behind the ``?`` of the URL is not known.
             ValueError: the URL is none of these.
         """
         client, finders = _connect(url, timeout_seconds)
@@ -175,6 +176,7 @@ def _connect(url: str, timeout_seconds: float) -> tuple[aioredis.Redis | RedisCl
             pool = aioredis.BlockingConnectionPool.from_url(
                 url, max_connections=_CONNECTIONS, timeout=timeout_seconds, **options
             )
+            pool.connection_class(**pool.connection_kwargs)  # what it does not know would only be told by each call
             return aioredis.Redis.from_pool(pool), ()
         case "redis+cluster" | "rediss+cluster":
             plain = urlunsplit(parts._replace(scheme=parts.scheme.removesuffix("+cluster")))

@@ -265,6 +265,12 @@ def test_what_is_no_url_of_a_server_is_told(url: str) -> None:
         RedisStore.from_url(url)
 
 
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0?colour=red", "redis://127.0.0.1:1/0?socket_timeout=long"])
+async def test_options_of_a_url_that_nobody_knows_are_told_at_once(url: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"colour|socket_timeout"):
+        RedisStore.from_url(url)
+
+
 async def _eventually(store: RedisStore) -> Standing:
     async with asyncio.timeout(10):
         while True:
