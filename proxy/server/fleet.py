@@ -71,6 +71,8 @@ class Fleet:
         self._driver = driver
         self._member = driver.member
         self._answers = True  # whether the store has answered to the last sign of life
+        self._secret = secrets.token_bytes(32)
+        self._epoch = 0  # in which the store was last seen to have the secret
         self._told = (Role.FOLLOWER, "")  # what the log has last said of who decides
         self._tells_at = -inf  # when to warn again of a letter that cannot be read
 
@@ -83,12 +85,11 @@ class Fleet:
 
         Its own where the store cannot be reached: then those who come again at another replica are not known.
         """
-        mine = secrets.token_bytes(32)
         try:
-            return await self.store.share("secret", mine)
+            self._secret = await self.store.share("secret", self._secret)
         except StoreError as error:
             _log.warning("the store of the fleet cannot be reached: %s", error)
-            return mine
+        return self._secret
 
     async def join(self) -> None:
         """Give the first sign of life, so that it is known who leads before anybody is served."""
@@ -138,11 +139,23 @@ class Fleet:
             self.counts.beats += 1
             self.counts.beat_seconds += now - sent_at
         driver.perform(member.on_standing(standing, sent_at, now), now)
+        if standing is not None and standing.epoch != self._epoch:
+            await self._share_again(standing.epoch)
         if member.leader != leader:
             self.counts.leaders += 1
         if (found := (member.role, member.leader)) != self._told:  # by letters and time, too
             self._told = found
             _log.info("fleet: %s, %s leads", member.role, member.leader or "nobody")
+
+    async def _share_again(self, epoch: int) -> None:
+        """Give the store the secret, for those who come later: it may have lost all that it had."""
+        with suppress(StoreError):
+            if await self.store.share("secret", self._secret) != self._secret:
+                _log.warning(
+                    "fleet: the others have got another secret; until this replica starts anew, who is told apart by an"
+                    " API key has a share of its own here"
+                )
+            self._epoch = epoch
 
     async def _post(self) -> None:
         driver, sends = self._driver, True

@@ -279,3 +279,19 @@ async def test_where_a_request_waits_is_shown(redis_server: RedisServer) -> None
         assert state["fleet"] == {"id": leader.id, "role": "leader", "leader": leader.id, "replicas": 2}
         assert (await get(of_second, "/debug/state"))["fleet"]["role"] == "follower"
         release.set()
+
+
+async def test_who_comes_after_the_store_has_lost_all_hides_keys_as_the_others_do(redis_server: RedisServer) -> None:
+    key = "slai:{default}:v1:shared:secret"
+    async with (
+        scripted_engine() as one,
+        live_proxy(one, redis=redis_server.url) as first,
+        aioredis.Redis.from_url(redis_server.url) as direct,
+    ):
+        await until(lambda: member_of(first).role is Role.LEADER)
+        before = await direct.get(key)
+        assert before
+        await direct.flushall()
+        async with asyncio.timeout(10):
+            while await direct.get(key) != before:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.02)
