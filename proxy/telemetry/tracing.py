@@ -124,7 +124,7 @@ class Tracing:
                     **_called("text_completion", report, piece.engine_id),
                     "gen_ai.usage.cache_read.input_tokens": told.cached_tokens,
                     "http.response.status_code": told.status,
-                    "error.type": told.failure,
+                    "error.type": told.failure or (None if told.status else "cancelled"),
                     "slai.slice.number": piece.number,
                     "slai.slice.tokens": piece.tokens - piece.held_tokens,
                     "slai.slice.held_tokens": piece.held_tokens,

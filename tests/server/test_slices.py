@@ -329,6 +329,12 @@ class Scene:
         await end
         await call.answer(slice_answer(None))
 
+    async def answer_own_after_its_slices(self, call: Call) -> None:
+        """As an engine does, which works on them in order."""
+        self.end_slices()
+        await until(lambda: self.proxy.samples("slai_slices_total")[()] == len(self.slices))
+        await call.stream(token("a"), last(), usage(5000, 1), DONE)
+
     def end_slices(self) -> None:
         for end in self._in_step:
             end.set_result(None)
@@ -358,6 +364,10 @@ class Steady(OnlineStepModel):
     def earliness_seconds(self, load: StepLoad) -> float:
         """Any step may end at once, so no slice is held for its last moment."""
         return self.predict(load)
+
+
+async def wait_until_gone(call: Call) -> None:
+    await call.gone.wait()
 
 
 def is_slice(call: Call) -> bool:
@@ -390,14 +400,7 @@ OWN = b' {"prompt" : ' + json.dumps(IDS).encode() + b',\r\n"model":"m" , "stream
 
 async def test_a_long_prompt_behind_a_strict_stream_is_sent_in_slices_and_then_as_it_came() -> None:
     async with scene() as (at, stream):
-        answer_own = at.answer_own
-
-        async def after_its_slices(call: Call) -> None:  # as an engine does, which works on them in order
-            at.end_slices()
-            await until(lambda: at.proxy.samples("slai_slices_total")[()] == len(at.slices))
-            await answer_own(call)
-
-        at.answer_own = after_its_slices
+        at.answer_own = at.answer_own_after_its_slices
         own = asyncio.ensure_future(at.proxy.fetch(body=OWN, headers={"X-Request-Id": "mine", "Authorization": "k"}))
         await at.step_until(own.done, stream)
         status, answer = await own
@@ -428,6 +431,7 @@ async def test_a_long_prompt_behind_a_strict_stream_is_sent_in_slices_and_then_a
 async def test_each_slice_is_a_span_of_the_request_and_the_parent_of_the_engines() -> None:
     async with http_receiver() as received:
         async with scene(otlp_endpoint=received.url) as (at, stream):
+            at.answer_own = at.answer_own_after_its_slices
             own = asyncio.ensure_future(at.proxy.fetch(body=OWN, headers={"X-Request-Id": "mine"}))
             await at.step_until(own.done, stream)
             assert (await own)[0] == 200
@@ -449,6 +453,17 @@ async def test_each_slice_is_a_span_of_the_request_and_the_parent_of_the_engines
         assert (of["slai.slice.cached"], of["http.response.status_code"]) == (True, 200)
         assert of["slai.engine"] == at.engine.url
         assert of["slai.request.id"] == told[request]["slai.request.id"]
+
+
+async def test_the_span_of_a_slice_whose_client_leaves_says_that_it_was_cancelled() -> None:
+    async with http_receiver() as received, scene(otlp_endpoint=received.url) as (at, _):
+        at.answer_slice = wait_until_gone
+        own = asyncio.ensure_future(at.proxy.fetch(body=OWN))
+        await until(lambda: at.slices)
+        own.cancel()
+        await until(lambda: at.proxy.outcomes() == {"client_gone": 1})
+    told = [values(span.attributes) for span in received.spans]
+    assert "cancelled" in {of.get("error.type") for of in told if "slai.slice.tokens" in of}
 
 
 async def test_the_span_of_a_slice_that_fails_says_so() -> None:
@@ -526,11 +541,8 @@ async def test_slices_that_fail_cost_the_request_nothing() -> None:
 
 
 async def test_slices_of_a_client_that_leaves_are_aborted() -> None:
-    async def wait(call: Call) -> None:
-        await call.gone.wait()
-
     async with scene() as (at, _):
-        at.answer_slice = wait
+        at.answer_slice = wait_until_gone
         own = asyncio.ensure_future(at.proxy.fetch(body=OWN))
         await until(lambda: at.slices)
         own.cancel()
