@@ -63,7 +63,9 @@ def _panel(panel: Panel, span: int) -> timeseries.Panel | stat.Panel:
     made = made.title(panel.title).description(panel.description).unit(panel.unit).datasource(_SOURCE)
     made = made.span(span).height(_HEIGHT)
     for query in panel.queries:
-        made = made.with_target(prometheus.Dataquery().expr(query.expression).legend_format(query.legend).range())
+        target = prometheus.Dataquery().expr(query.expression).legend_format(query.legend).range()
+        # What its buckets were measured on, where Prometheus keeps that: dots that lead to traces.
+        made = made.with_target(target.exemplar(True) if query.expression.startswith("histogram_quantile") else target)
     return made
 
 

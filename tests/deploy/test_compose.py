@@ -230,6 +230,16 @@ def test_the_plugin_is_mounted_where_python_finds_it() -> None:
     assert f"def {attribute}(" in source.read_text(encoding="utf-8")
 
 
+def test_exemplars_are_kept_and_lead_to_the_trace_store() -> None:
+    found = services(["compose.yaml"])
+    assert "--enable-feature=exemplar-storage" in found["prometheus"]["command"]
+    path = DEPLOY / "grafana/provisioning/datasources/prometheus.yml"
+    sources = {of["name"]: of for of in yaml.safe_load(path.read_text(encoding="utf-8"))["datasources"]}
+    (leads,) = sources["Prometheus"]["jsonData"]["exemplarTraceIdDestinations"]
+    assert leads == {"name": "trace_id", "datasourceUid": sources["Tempo"]["uid"]}
+    assert sources["Tempo"]["url"] == "http://tempo:3200"
+
+
 def instructions() -> list[tuple[str, str]]:
     text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]

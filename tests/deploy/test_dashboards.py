@@ -79,6 +79,13 @@ def test_every_dashboard_is_one_that_grafana_reads() -> None:
     assert len(seen) == len(panels.BOARDS)
 
 
+def test_quantiles_show_the_requests_behind_them() -> None:
+    made = json.loads(build.render(panels.OVERVIEW))
+    targets = [target for panel in made["panels"] for target in panel.get("targets", [])]
+    assert {bool(t.get("exemplar")) for t in targets if t["expr"].startswith("histogram_quantile")} == {True}
+    assert not [t for t in targets if t.get("exemplar") and "histogram_quantile" not in t["expr"]]
+
+
 def test_the_models_of_grafana_know_everything_in_a_dashboard() -> None:
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.cog.plugins import register_default_plugins
