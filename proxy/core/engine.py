@@ -203,7 +203,7 @@ class EngineBelief(StepClock):
         prefill = self._prefills[request_id]
         prefill.tells_delay = False  # it came we do not know when
         if tokens:
-            del self._prefills[request_id]
+            self._take_prefill(request_id)
             self.backlog -= prefill.remaining
             prefill.over = True
             self.kv_tokens += tokens
@@ -291,7 +291,10 @@ class EngineBelief(StepClock):
             if not self._streams:  # no stream keeps the clock, but a step ends with every first token
                 self._next_step(1, now)
             context = prefill.context + chunks
-            self._streams[request_id] = Stream(context, self._clock, prefill.tbt_seconds)
+            stream = Stream(context, self._clock, prefill.tbt_seconds)
+            if self._streams:
+                self._newcomers.append((stream, now))
+            self._streams[request_id] = stream
             self._stream_context += context
             return True
         stream.context += chunks
@@ -304,6 +307,8 @@ class EngineBelief(StepClock):
         observed, self._silent = steps == 1 and not self._silent, False
         if observed:  # whatever was thought of it meanwhile
             self._step_began_at = self._step_ended_at
+        if self._newcomers:
+            self._place_newcomers(now)
         self._learn_step_seconds((now - self._step_began_at) / steps)
         self._next_step(steps, now, observed=observed)
         return True

@@ -66,6 +66,7 @@ class StepClock:
         self._stream_context = 0
         self._spread_out: Spread | None = None
         self._soonest: Spread | None = None  # may be the same one
+        self._newcomers: list[tuple[Stream, float]] = []  # since the last step that we saw end, and when
         self._log = StepLog(self.delay)
 
     @property
@@ -250,10 +251,16 @@ class StepClock:
         of: str | None = None,
     ) -> None:
         joins, may_join = self._joins(now, now)
+        fits = self.untaken() + tokens <= self.prefill_budget
+        if not fits:
+            for prefill in reversed(self._prefills.values()):
+                if now - prefill.released_at >= self.delay.seconds:
+                    break
+                prefill.tells_delay = False  # it may be overtaken on its way, and not find room where it would have
         tells_delay = (
-            bool(self._streams)
+            fits
+            and bool(self._streams)
             and not self._silent
-            and self.untaken() + tokens <= self.prefill_budget
             and not any(p.doubts for p in self._prefills.values())  # what keeps those may keep this one
         )
         if not self.outstanding:  # idle: this prompt itself begins the next step
@@ -271,6 +278,17 @@ class StepClock:
         self.backlog -= prefill.remaining
         prefill.over = True
         self._log.on_output(prefill, now)
+
+    def _place_newcomers(self, now: float) -> None:
+        """A step has ended ``now``: streams that began just before began with it, and not with the one before.
+
+        Tokens of one step come by many ways, another replica's later than our own. One that is taken to be a step
+        behind would not tell of a step's end when it comes to keep the clock.
+        """
+        for stream, began_at in self._newcomers:
+            if now - began_at < began_at - self._step_began_at:
+                stream.step = self._clock
+        self._newcomers.clear()
 
     def _learn_step_seconds(self, seconds: float) -> None:
         bounded = min(max(seconds, 1e-6), _STEP_SECONDS_OUTLIER * self.step_seconds)

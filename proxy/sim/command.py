@@ -29,7 +29,7 @@ from proxy.sim.tables import print_capacities, print_learning, print_study, seco
 from proxy.sim.workload import PAPER_CLASSES, SHAREGPT_LIKE, TraceError, load_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _FINE, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
 
@@ -135,7 +135,14 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
         async_scheduling=args.async_scheduling,
         jitter=Jitter() if args.jitter else None,
     )
-    simulation = SimulationConfig(engine, args.engines, args.network_ms / 1e3, retries=args.retries, quotas=args.quota)
+    simulation = SimulationConfig(
+        engine,
+        args.engines,
+        args.network_ms / 1e3,
+        retries=args.retries,
+        quotas=args.quota,
+        message_seconds=args.message_ms / 1e3,
+    )
     for option, named in (("--quota", args.quota), ("--guarantee", args.guarantee)):
         if strangers := named.keys() - (args.tenants or {}).keys():
             raise ValueError(f"{option}: {', '.join(sorted(strangers))} is none of --tenants")
@@ -161,7 +168,7 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
         raise ValueError(f"--class: the shares add up to {shares:g}, not 1")
     study = Study(
         trace,
-        tuple(args.policy),
+        tuple(_with_replicas(args.policy, args.replicas)),
         tuple(args.rate),
         tuple(args.seeds),
         args.requests,
@@ -174,7 +181,7 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
     )
     if args.decision_log is not None:
         alone = len(study) == 1 and args.capacity is None and not args.step_model
-        if not alone or find_policy(args.policy[0]).scheduler(options) is None:
+        if not alone or find_policy(study.policies[0]).scheduler(options) is None or args.replicas != ["1"]:
             raise ValueError("--decision-log is for one run, with a proxy (as of --policy gate --seeds 1)")
         try:
             if args.decision_log.exists() and args.decision_log.stat().st_size:
@@ -183,6 +190,13 @@ def _plan(args: argparse.Namespace, notes: Console) -> Study:
         except OSError as error:
             raise ValueError(f"--decision-log: cannot write {args.decision_log}: {error.strerror}") from None
     return study
+
+
+def _with_replicas(policies: Sequence[str], replicas: Sequence[str]) -> Iterator[str]:
+    """Give the names of the policies with each number of replicas; without a proxy there are none."""
+    for name in policies:
+        has_proxy = find_policy(name).scheduler(PolicyOptions()) is not None and "@" not in name
+        yield from (name if count == "1" else f"{name}@{count}" for count in (replicas if has_proxy else ["1"]))
 
 
 def _remarks(args: argparse.Namespace, study: Study) -> Iterator[str]:
@@ -245,6 +259,7 @@ def _config(args: argparse.Namespace, study: Study) -> dict[str, Any]:
         "async_scheduling": study.simulation.engine.async_scheduling,
         "jitter": study.simulation.engine.jitter is not None,
         "network_s": study.simulation.network_seconds,
+        "message_s": study.simulation.message_seconds,
         "backlog_factor": study.options.backlog_factor,
         "aging_s": study.options.aging_seconds,
         "tenant_headroom": study.options.tenant_headroom,

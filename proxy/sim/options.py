@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from proxy.sim.argtypes import count, list_of, none_or_more, not_negative, positive, share, told, whole
 from proxy.sim.engine import EngineConfig
 from proxy.sim.parallel import usable_cores
-from proxy.sim.policies import POLICIES, PolicyOptions, find_policy
+from proxy.sim.policies import POLICIES, PolicyOptions, find_policy, read_replicas
 from proxy.sim.profiles import PROFILES, checked_profile
 from proxy.sim.quotas import parse_tokens
 from proxy.sim.simulator import SimulationConfig
@@ -39,6 +39,9 @@ examples:
   two H100s under the lengths of your own traffic, from light load to overload, figures to a file
     slai-proxy simulate --profile h100 --engines 2 --token-budget 2048 --max-num-seqs 256 --trace traffic.csv \\
         --policy fcfs,gate --rate 4,8,12,16 --requests 2000 --seeds 1,2,3 --json > study.json
+
+  four replicas of the proxy before four engines: as one fleet, and each by itself, measured by a single proxy
+    slai-proxy simulate --policy gate --replicas 1,4,4-apart --engines 4 --rate 6.8
 
 exit status: 0 fine; 1 a worker process was lost; 2 wrong usage; 130 interrupted (what is complete is printed)
 """
@@ -75,6 +78,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--json", action="store_true", help="write all figures to standard output as JSON; tables then go to stderr"
     )
+
+
+def _replicas(text: str) -> str:
+    count, apart = read_replicas(text)
+    return f"{count}-apart" if apart else str(count)
 
 
 def _add_comparison(group: argparse._ArgumentGroup) -> None:
@@ -200,6 +208,22 @@ def _add_engines(group: argparse._ArgumentGroup) -> None:
 
 def _add_proxy(group: argparse._ArgumentGroup) -> None:
     standard = PolicyOptions()
+    group.add_argument(
+        "--replicas",
+        type=list_of(told(_replicas)),
+        default=["1"],
+        metavar="N[,N]",
+        help="run every policy that has a proxy with so many replicas of it, to which requests come in turn: a fleet "
+        "that shares one queue (docs/fleet.md), or with N-apart, replicas that know nothing of each other "
+        "(default: 1)",
+    )
+    group.add_argument(
+        "--message-ms",
+        type=not_negative,
+        default=1e3 * SimulationConfig().message_seconds,
+        metavar="MS",
+        help="one-way delay in milliseconds between two replicas, through the store (default: 1)",
+    )
     group.add_argument(
         "--backlog-factor",
         type=positive,

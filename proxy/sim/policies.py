@@ -66,6 +66,10 @@ class Policy:
     """Whether half of the engines do nothing but prefill, and the others nothing but decode."""
     limits_ttft: bool = False
     """Whether a class's TTFT deadline is a limit as well: who cannot meet it is refused."""
+    replicas: int = 1
+    """Of the proxy."""
+    apart: bool = False
+    """Whether these know nothing of each other."""
 
     def simulation(self, config: SimulationConfig, seed: int) -> SimulationConfig:
         """Return ``config`` as this policy wants it."""
@@ -73,7 +77,15 @@ class Policy:
         if self.disaggregated and config.engines < 2:
             raise ValueError(f"--policy {self.name} needs two engines or more (--engines 2)")
         prefill_engines = config.engines // 2 if self.disaggregated else 0
-        return replace(config, engine=engine, seed=seed, hold_above=self.hold_above, prefill_engines=prefill_engines)
+        return replace(
+            config,
+            engine=engine,
+            seed=seed,
+            hold_above=self.hold_above,
+            prefill_engines=prefill_engines,
+            replicas=self.replicas,
+            apart=self.apart,
+        )
 
 
 _TILES_BUDGET = 8192
@@ -186,15 +198,42 @@ POLICIES = {
 def find_policy(name: str) -> Policy:
     """Return the policy of that name, or what ``module:attribute`` names; see ``proxy.sim.custom``.
 
+    ``NAME@4``: with four replicas of the proxy; ``NAME@4-apart``: which know nothing of each other.
+
     Raises:
         ValueError: there is none; the message lists those that there are.
     """
+    base, at, replicas = name.rpartition("@")
+    if at:
+        return _replicated(find_policy(base), replicas)
     if ":" in name:
         return _custom(name)
     try:
         return POLICIES[name]
     except KeyError:
         raise ValueError(f"unknown policy {name!r}; there are {', '.join(POLICIES)}") from None
+
+
+def read_replicas(text: str) -> tuple[int, bool]:
+    """Return how many replicas ``4`` or ``4-apart`` are, and whether they know nothing of each other.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    count, dash, apart = text.partition("-")
+    if not (count.isdecimal() and 1 <= int(count) <= _MOST_REPLICAS) or (dash and apart != "apart"):
+        raise ValueError(f"{text!r} is no number of replicas from 1 to {_MOST_REPLICAS}, such as 4 or 4-apart")
+    return int(count), bool(dash)
+
+
+_MOST_REPLICAS = 64
+
+
+def _replicated(policy: Policy, text: str) -> Policy:
+    replicas, apart = read_replicas(text)
+    if policy.scheduler(PolicyOptions()) is None:
+        raise ValueError(f"--policy {policy.name} has no proxy that could have replicas")
+    return replace(policy, name=f"{policy.name}@{text}", replicas=replicas, apart=apart)
 
 
 @cache

@@ -26,6 +26,7 @@ from proxy.sim.engine import EngineConfig, Produced, SimulatedEngine
 from proxy.sim.fleet import Clock, Prompt, TimedEngine, direct, microseconds
 from proxy.sim.quotas import Quotas
 from proxy.sim.records import RequestRecord, note_tokens
+from proxy.sim.replicas import Decider, Replicas
 from proxy.sim.schedulers import plugin_of
 
 if TYPE_CHECKING:
@@ -60,6 +61,12 @@ class SimulationConfig:
     """Tokens a minute, prompt and output, by tenant: what is beyond is refused before a scheduler hears of it."""
     report_seconds: float = 2.0
     """How often the proxy asks the engines for their own figures."""
+    replicas: int = 1
+    """Proxies in front of the same engines, to which requests come in turn."""
+    apart: bool = False
+    """Whether they know nothing of each other; else they are a fleet."""
+    message_seconds: float = 0.001
+    """From one replica to another."""
 
 
 @dataclass(slots=True)
@@ -77,6 +84,8 @@ class SimulationResult:
     """
     step_seconds: float
     """Mean duration of an engine step."""
+    letters: int = 0
+    """That the proxy's replicas have sent each other."""
     engine_queue_seconds: list[float] = field(default_factory=list)
     """For each prompt, the time from its receipt by an engine to the start of the first step that worked on it."""
 
@@ -105,7 +114,7 @@ class _Run:
         self,
         workload: Sequence[ScheduledRequest],
         config: SimulationConfig,
-        scheduler: Scheduler | None,
+        scheduler: Decider | None,
         on_action: Callable[[Action, float], None] | None,
         on_step_end: OnStepEnd | None = None,
     ) -> None:
@@ -145,6 +154,8 @@ class _Run:
             limits = limits_of(config.engine)
             for engine_id in self.engines:
                 self._perform(scheduler.handle(EngineUp(engine_id, limits, plugin=plugin), 0.0))
+            if isinstance(scheduler, Replicas):
+                scheduler.start(self.clock, self._perform, lambda: not self._unfinished)
             self._report_us = microseconds(config.report_seconds)
             self.clock.at(self._report_us, self._report)
 
@@ -233,8 +244,10 @@ class _Run:
             return
         if self.engines[f"engine-{engine}"].model.step_load.prefill_tokens or not self._waiting:
             return
+        if not (beliefs := self._scheduler.engines):
+            return  # nobody knows
         without_backlog_rule = replace(self._scheduler.config.gate, backlog_factor=inf)
-        belief, now = self._scheduler.engines[engine], self.clock.now
+        belief, now = beliefs[engine], self.clock.now
         self.starved_steps += admits(belief, self._next_waiting(now).prompt_tokens, without_backlog_rule, now)
 
     def _note_step_end(self, engine: int, tell: OnStepEnd) -> None:
@@ -344,15 +357,19 @@ def simulate(
     on_action: Callable[[Action, float], None] | None = None,
     on_step_end: OnStepEnd | None = None,
     *,
-    make_scheduler: Callable[[SchedulerConfig], Scheduler] | None = None,
+    make_scheduler: Callable[[SchedulerConfig], Decider] | None = None,
 ) -> SimulationResult:
     """Run ``workload`` to its end in virtual time and return what happened.
 
     ``scheduler_config`` is the proxy's; with ``None`` there is no proxy and requests go to the engines round robin.
     ``on_step_end`` (with a proxy only) is called when an engine's step ends, before anybody hears of its tokens.
-    ``make_scheduler`` makes another kind of scheduler, as one that is recorded.
+    ``make_scheduler`` makes another kind of scheduler, as one that is recorded; not where there are several.
     """
-    scheduler = None if scheduler_config is None else (make_scheduler or Scheduler)(scheduler_config)
+    scheduler: Decider | None = None
+    if scheduler_config is not None and (config.replicas > 1 or config.apart):
+        scheduler = Replicas(config.replicas, scheduler_config, config.message_seconds, apart=config.apart)
+    elif scheduler_config is not None:
+        scheduler = (make_scheduler or Scheduler)(scheduler_config)
     run = _Run(workload, config, scheduler, on_action, on_step_end)
     run.clock.run()
     engines = run.engines.values()
@@ -366,5 +383,6 @@ def simulate(
         steps,
         run.starved_steps,
         sum(e.busy_seconds for e in engines) / max(1, steps),
+        scheduler.letters if isinstance(scheduler, Replicas) else 0,
         [seconds for e in engines for seconds in e.queue_seconds.values()],
     )

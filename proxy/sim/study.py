@@ -122,6 +122,7 @@ def perform(task: RunTask) -> RunFigures:
         "steps": result.steps,
         "step_s": result.step_seconds,
         "starved_steps": result.starved_steps,
+        "letters": result.letters,
         "engine_queue_s": quantiles(result.engine_queue_seconds, 50, 95),
         "decisions_sha256": None if scheduler is None else decisions.hexdigest(),
     }

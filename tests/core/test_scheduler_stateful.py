@@ -21,6 +21,8 @@ from proxy.core.events import (
     EngineReported,
     EngineUp,
     Event,
+    HandedOver,
+    InFlight,
     NotStarted,
     Passed,
     TokensProduced,
@@ -244,6 +246,33 @@ class AnyEvents(RuleBasedStateMachine):
         live = released[pick % len(released)]
         live.engine = None
         self.feed(NotStarted(live.request.id, back_off))
+
+    @rule(pick=picks, gone=st.integers(0, 4), running=st.lists(picks, max_size=4), newcomer=st.none() | newcomers)
+    def hand_over(self, pick: int, gone: int, running: list[int], newcomer: Newcomer | None) -> None:
+        """Some requests are somebody else's from now on, and some of somebody else's are ours: all at once."""
+        leave = [self.pick_live(pick + number).request.id for number in range(gone) if self.shell.live]
+        for request_id in dict.fromkeys(leave):
+            del self.shell.live[request_id]
+            self.shell.over[request_id] = "handed over"
+        in_flight: list[InFlight] = []
+        known = {engine.id for engine in self.scheduler.engines}
+        for of in running:
+            engine = "xyz"[of % 3]
+            request = make_request(f"r{len(self.shell.live) + len(self.shell.over)}", of % 700, sequences=1 + of % 2)
+            in_flight.append(InFlight(request, engine, self.now - 1.0, tokens := of // 3 % 2))
+            if engine in known:
+                self.shell.live[request.id] = Live(request, self.now - 1.0, engine, tokens)
+            else:
+                self.shell.over[request.id] = "of an engine that is not known"
+        waiting: tuple[Arrived, ...] = ()
+        if newcomer is not None:
+            number, (prompt, size, *_, limit, may_wait) = len(self.shell.live) + len(self.shell.over), newcomer
+            kind = replace(RELAXED, ttft_limit_seconds=limit)
+            request = make_request(f"r{number}", prompt, size_bytes=size, request_class=kind, may_wait=may_wait)
+            self.shell.live[request.id] = Live(request, self.now)
+            waiting = (Arrived(request, self.now),)
+        event = HandedOver((*leave, "nobody"), tuple(in_flight), waiting)
+        self.perform(self.scheduler.handle(event, self.now), waiting[0] if waiting else event)
 
     @rule(pick=picks)
     def stray_events(self, pick: int) -> None:

@@ -39,7 +39,7 @@ class Replica:
 
 
 class FleetNet:
-    """Letters take ``delay`` seconds, those of one pair in order; ``lose(letter)`` says which are lost."""
+    """Letters take ``delay`` seconds, all in order; the next ``losing`` of them are lost."""
 
     def __init__(
         self,
@@ -54,6 +54,8 @@ class FleetNet:
         self.register = Register()
         self.store_up = True
         self.cut_off: set[str] = set()
+        self.deaf: set[str] = set()
+        """Who gets no letters, though the store answers."""
         self.losing = 0
         self.delay = delay
         self.slots = slots
@@ -67,6 +69,7 @@ class FleetNet:
         self._mail: deque[tuple[float, bytes]] = deque()
         self._numbers = Counter[str]()
         self._started = 0
+        self._to_write: set[str] = set()
 
     # -- replicas --
 
@@ -109,6 +112,7 @@ class FleetNet:
 
     def finish(self, name: str) -> None:
         """A drained replica ends."""
+        self._flush(name)
         assert not any(call.member == name and not call.outcome for call in self.calls.values())
         self.replicas[name].member.leave()
         self._flush(name)
@@ -187,7 +191,7 @@ class FleetNet:
                         self.feed(name, SliceEnded(piece, cached=False))
                     call.slices.clear()
                     self.feed(name, Ended(request_id))
-        self._flush(name)
+        self._to_write.add(name)
 
     # -- the store and the network --
 
@@ -198,7 +202,10 @@ class FleetNet:
         return self.store_up and name not in self.cut_off
 
     def _flush(self, name: str) -> None:
-        if name not in self.replicas or self.replicas[name].paused:
+        if name not in self.replicas:
+            return
+        if self.replicas[name].paused:
+            self._to_write.add(name)  # when it goes on
             return
         for letter in self.member(name).take_outbox(self.now):
             self.letters += 1
@@ -210,12 +217,19 @@ class FleetNet:
                 continue
             self._mail.append((self.now + self.delay, encode_letter(letter)))
 
+    def _write(self) -> None:
+        """Let all write their letters, once for whatever has happened since the last time."""
+        writing, self._to_write = sorted(self._to_write), set()
+        for name in writing:
+            self._flush(name)
+
     def beat(self, name: str) -> None:
         replica = self.replicas[name]
         replica.beats_at = self.now + self.fleet.beat_seconds
         member = replica.member
         self._perform(name, member.on_standing(self._ask(name), self.now, self.now))
         if member.resigns and self._reaches(name):
+            self._flush(name)
             self.register.resign(name)
 
     def _ask(self, name: str) -> Standing | None:
@@ -228,6 +242,7 @@ class FleetNet:
         """Let time pass with punctual timers, beats and letters."""
         until = self.now + seconds
         while True:
+            self._write()
             due = [(r.beats_at, 1, name) for name, r in self.replicas.items() if not r.paused]
             for name, r in self.replicas.items():
                 if not r.paused and (at := r.member.next_deadline()) is not None:
@@ -252,7 +267,7 @@ class FleetNet:
         _, data = self._mail.popleft()
         letter = decode_letter(data)
         replica = self.replicas.get(letter.to)
-        if replica is None or not self._reaches(letter.to):
+        if replica is None or letter.to in self.deaf or not self._reaches(letter.to):
             return
         if replica.paused:
             replica.inbox.append(data)

@@ -25,12 +25,15 @@ from proxy.core.fleet import letters
 from proxy.core.fleet.line import Line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from proxy.core.actions import Action
     from proxy.core.events import Event
     from proxy.core.fleet.letters import Letter, Note
     from proxy.core.scheduler import Scheduler
+
+_MOST_ANNOUNCED = 500
+"""Requests in one letter: some hundred kilobytes."""
 
 
 class Following:
@@ -52,6 +55,7 @@ class Following:
         self._me = me
         self._scheduler = scheduler
         self._sessions = 0
+        self._announced = 0  # of what is to be told, the first so many announce what there is
         self._chunks: dict[str, int] = {}  # that came since the last letter
         self._asked_at = 0  # number of the letter that the leader is waited for to acknowledge
         self._slices: dict[int, tuple[int, int]] = {}  # our number of a slice in flight: session, leader's number
@@ -65,8 +69,8 @@ class Following:
         self.line = Line(self._me, leader, epoch, leads=False, session=self._sessions)
         self._chunks.clear()
         self._asked_at = 1
-        waiting = tuple(letters.Waits(of.request, now - _at(of, now)) for of in self.waiting.values())
-        running = tuple(
+        waits = [letters.Waits(of.request, now - _at(of, now)) for of in self.waiting.values()]
+        runs = [
             letters.Runs(
                 entry.waiting.request,
                 now - entry.waiting.arrived_at,
@@ -75,8 +79,14 @@ class Following:
             )
             for request_id, entry in self._scheduler.ledger.entries.items()
             if entry.engine is not None
-        )
-        self._tell(letters.Announced(waiting, running, dict(+self.passing)))
+        ]
+        while len(waits) + len(runs) > _MOST_ANNOUNCED:
+            part, waits = waits[:_MOST_ANNOUNCED], waits[_MOST_ANNOUNCED:]
+            left = _MOST_ANNOUNCED - len(part)
+            self._tell(letters.Announced(tuple(part), tuple(runs[:left]), {}, more=True))
+            runs = runs[left:]
+        self._tell(letters.Announced(tuple(waits), tuple(runs), dict(+self.passing)))
+        self._announced = len(self.line.notes)
 
     def hang_up(self) -> None:
         """End the session: the leader is gone, or cannot be heard."""
@@ -96,15 +106,17 @@ class Following:
         if self.line is not None:
             self.line.due = self.has_mail = True
 
-    def write(self) -> Letter | None:
-        """Return the letter that is to go now, if any."""
+    def write(self) -> Iterator[Letter]:
+        """Give the letters that are to go now."""
         self.has_mail = False
         if self.line is None:
-            return None
+            return
         if self._chunks and (self.line.notes or self.line.due):
-            self.line.notes.insert(0, letters.Produced(self._chunks))
+            # Before anything else that happened to the same requests, and after what they had before.
+            self.line.notes.insert(self._announced, letters.Produced(self._chunks))
             self._chunks = {}
-        return self.line.write()
+        self._announced = 0
+        yield from self.line.write()
 
     # -- what happens here --
 

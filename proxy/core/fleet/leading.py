@@ -63,8 +63,8 @@ class Leading:
 
     @property
     def told(self) -> set[str]:
-        """The replicas that have told what they have."""
-        return {follower.id for follower in self.followers.values() if follower.line.session}
+        """The replicas that have told all that they have, before ``begin``."""
+        return {f.id for f in self.followers.values() if f.roll is not None and f.roll.complete}
 
     def owns(self, request_id: str) -> bool:
         """Whether a request in our scheduler is this replica's own."""
@@ -105,14 +105,14 @@ class Leading:
             if follower.calls is not None:
                 yield follower.line.letter(follower.calls, 0, (letters.Call(),))
                 follower.calls = None
-            if (letter := follower.line.write()) is not None:
-                yield letter
+            yield from follower.line.write()
 
     def part(self) -> list[Letter]:
         """Return the last letters of this lead: it is given up."""
+        remains = any(self.owns(i) and of.engine is not None for i, of in self._scheduler.ledger.entries.items())
         for follower in self.followers.values():
             if follower.line.session:
-                self._tell(follower, letters.Leaves())
+                self._tell(follower, letters.Leaves(remains))
         return list(self.write())
 
     def take(self, letter: Letter, now: float) -> list[Action]:
@@ -215,8 +215,14 @@ class Leading:
         if isinstance(note, letters.Leaves):
             return self.drop(follower.id, now) if follower.id in self.followers else []
         if isinstance(note, letters.Announced):
+            if follower.line.heard == 1:
+                follower.roll = Roll()
+            if follower.roll is None:
+                return []
+            follower.roll.announce(note, now)
+            if note.more:
+                return []
             self._tell(follower, letters.Welcome())
-            follower.roll = Roll(note, now)
             return self._replace(follower, follower.roll, now) if self.begun else []
         if follower.roll is not None:
             follower.roll.take(note, now)

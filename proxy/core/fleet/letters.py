@@ -50,12 +50,14 @@ class Runs(_Note, frozen=True):
 
 
 class Announced(_Note, frozen=True):
-    """All that a replica has; takes the place of all that was known of it."""
+    """What a replica has, or a part of that; all of it takes the place of all that was known."""
 
     waiting: tuple[Waits, ...]
     running: tuple[Runs, ...]
     passing: dict[str, int]
     """Requests that were given past the queue and are not over, by engine."""
+    more: bool = False
+    """Whether another part follows, in a letter of its own: so none is too long for anybody."""
 
 
 class Produced(_Note, frozen=True):
@@ -104,7 +106,10 @@ class Passing(_Note, frozen=True):
 
 
 class Leaves(_Note, frozen=True):
-    """The replica is about to end; nothing of it is left."""
+    """From a follower: it ends. From the leader: it leads no more, as it drains."""
+
+    remains: bool = False
+    """Whether it still has requests in flight."""
 
 
 # -- from the leader: what is to be done --

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from proxy.core.fleet.letters import Letter
+from proxy.core.fleet.letters import Announced, Letter
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from proxy.core.fleet.letters import Note
 
 
@@ -40,13 +42,20 @@ class Line:
         self.acknowledged = letter.heard
         return True
 
-    def write(self) -> Letter | None:
-        """Return the letter that is to go now, if any."""
+    def write(self) -> Iterator[Letter]:
+        """Give the letters that are to go now: one, unless there is a long announcement."""
         if not self.notes and not self.due:
-            return None
-        notes, self.notes, self.due = tuple(self.notes), [], False
-        self.sent += 1
-        return self.letter(self.session, self.sent, notes)
+            return
+        told, self.notes, self.due = self.notes, [], False
+        start = 0
+        for end, note in enumerate(told, 1):
+            if end == len(told) or (isinstance(note, Announced) and note.more):
+                self.sent += 1
+                yield self.letter(self.session, self.sent, tuple(told[start:end]))
+                start = end
+        if not told:
+            self.sent += 1
+            yield self.letter(self.session, self.sent)
 
     def letter(self, session: int, number: int, notes: tuple[Note, ...] = ()) -> Letter:
         """Return a letter beside this session."""

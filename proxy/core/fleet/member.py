@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from proxy.core.events import (
     Arrived,
     DrainStarted,
+    EngineRemoved,
     EngineReported,
     EngineUp,
     HandedOver,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from proxy.core.events import Event
     from proxy.core.fleet.letters import Letter
     from proxy.core.fleet.register import Standing
-    from proxy.core.limits import EngineLimits
     from proxy.core.scheduler import Scheduler
 
 
@@ -64,12 +64,13 @@ class Member:
         """Whether it leads no more although it has the lease, as it drains: the shell is to give that back now."""
         self._following = Following(replica_id, scheduler)
         self._leading = Leading(replica_id, 0, scheduler)
-        self._limits: dict[str, EngineLimits] = {}  # of each engine, as the shell tells them
+        self._engines: dict[str, EngineUp] = {}  # what the shell told last of each
         self._seen: dict[str, float] = {}  # when each replica was last known to live
         self._met = False  # whether the store has ever answered
         self._leads_until = 0.0
         self._others_lead_until = 0.0  # at the earliest
         self._failing_since: float | None = None  # the store does not answer
+        self._parting = ""  # who has given up the lead, and has requests in flight
         self._expected: set[str] = set()  # at a roll call: who has not told yet
         self._roll_call_ends_at = 0.0
         self._own_letters: list[Letter] = []  # of no session
@@ -105,6 +106,8 @@ class Member:
                 return self._engine_up(event, now)
             case EngineReported() if self.role is Role.LOCAL:
                 return []  # what the others have there is no part of our share
+            case EngineRemoved(engine_id):
+                self._engines.pop(engine_id, None)
             case DrainStarted():
                 return self._drain(event, now)
         if self._decides(now):
@@ -187,9 +190,7 @@ class Member:
     def take_outbox(self, now: float) -> list[Letter]:
         """Return the letters that are to be sent now, in this order."""
         self._decides(now)
-        found, self._own_letters = [*self._own_letters, *self._leading.write()], []
-        if (letter := self._following.write()) is not None:
-            found.append(letter)
+        found, self._own_letters = [*self._own_letters, *self._leading.write(), *self._following.write()], []
         return found
 
     def leave(self) -> None:
@@ -239,7 +240,8 @@ class Member:
         forgetful = known is None or was_local or now < self._others_lead_until
         self._stop(now)
         ends_at = now + self.config.roll_call_seconds
-        expected = set(standing.members)
+        expected = {*standing.members, self._parting} - {""}
+        self._parting = ""
         if forgetful:
             expected |= known or set()
             if before and now < self._others_lead_until:
@@ -302,11 +304,12 @@ class Member:
                 self.lost_letters += 1
                 following.announce(self.leader, self.epoch, now)
             return []
-        if any(isinstance(note, Leaves) for note in letter.notes):
+        actions = following.obey(letter.notes, now)
+        if (parting := next((note for note in letter.notes if isinstance(note, Leaves)), None)) is not None:
             self._follow("", self.epoch, now)
             self._others_lead_until = now
-            return []
-        return following.obey(letter.notes, now)
+            self._parting = letter.sender if parting.remains else ""
+        return actions
 
     def _follow(self, leader: str, epoch: int, now: float) -> None:
         self._learn(leader, epoch, now)
@@ -354,7 +357,7 @@ class Member:
 
     def _engine_up(self, event: EngineUp, now: float) -> list[Action]:
         is_new = event.engine_id not in self.scheduler.ledger.engines
-        self._limits[event.engine_id] = event.limits
+        self._engines[event.engine_id] = replace(event, learnt=None, delay=None)
         parts = self.replicas if self.role is Role.LOCAL else 1
         decides = self._decides(now)
         actions = self.scheduler.handle(replace(event, limits=event.limits.part(parts)), now)
@@ -373,9 +376,11 @@ class Member:
             if not engine.up or engine.leaving:
                 continue
             learnt = self._following.learnt.pop(engine.id, None)
-            steps, delay = (None, None) if learnt is None else (learnt.steps, learnt.delay)
-            limits = self._limits[engine.id].part(parts)
-            self.scheduler.handle(EngineUp(engine.id, limits, engine.models, steps, delay), now)
+            told = self._engines[engine.id]
+            event = replace(told, limits=told.limits.part(parts))
+            if learnt is not None:
+                event = replace(event, learnt=learnt.steps, delay=learnt.delay)
+            self.scheduler.handle(event, now)
             self.scheduler.handle(EngineReported(engine.id, None), now)
 
     def _drain(self, event: DrainStarted, now: float) -> list[Action]:

@@ -25,12 +25,19 @@ class Held(NamedTuple):
 class Roll:
     """All that one replica has, from its announcement on."""
 
-    def __init__(self, announced: letters.Announced, now: float) -> None:
-        self.held = {of.request.id: Held(of.request, now - of.age_seconds) for of in announced.waiting}
-        self.held |= {
-            of.request.id: Held(of.request, now - of.age_seconds, of.engine_id, of.tokens) for of in announced.running
-        }
-        self.passing = Counter(announced.passing)
+    def __init__(self) -> None:
+        self.held: dict[str, Held] = {}
+        self.passing: Counter[str] = Counter()
+        self.complete = False
+
+    def announce(self, part: letters.Announced, now: float) -> None:
+        """Take in a part of the announcement."""
+        for waits in part.waiting:
+            self.held[waits.request.id] = Held(waits.request, now - waits.age_seconds)
+        for runs in part.running:
+            self.held[runs.request.id] = Held(runs.request, now - runs.age_seconds, runs.engine_id, runs.tokens)
+        self.passing.update(part.passing)
+        self.complete = not part.more
 
     def take(self, note: Note, now: float) -> None:
         """Take in what has happened since."""
