@@ -20,6 +20,8 @@ A map:
     What is believed of its memory, and of prompts.
 ``stepplan``
     What a step is to hold, for a scheduler inside an engine.
+``leaving``, ``fleet``
+    How requests go, also into another replica's hands; one scheduler for several replicas.
 ``snapshot``, ``reasons``, ``codec``, ``recording``
     To look at all that, and to write it down.
 """

@@ -217,11 +217,11 @@ class EngineBelief(StepClock):
         now: float,
         tbt_seconds: float | None,
         *,
-        streamed: bool,
-        cached_tokens: int,
-        outputs: OutputLengths | None,
-        max_tokens: int | None,
-        sequences: int,
+        streamed: bool = True,
+        cached_tokens: int = 0,
+        outputs: OutputLengths | None = None,
+        max_tokens: int | None = None,
+        sequences: int = 1,
     ) -> None:
         if streamed and not self._shows_work():
             self.health.progress_at = now

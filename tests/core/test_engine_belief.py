@@ -498,6 +498,77 @@ def test_prompts_released_into_a_silence_or_behind_those_kept_back_tell_of_no_de
     assert far_engine(kept_from=30, kept_for=3, stall=0.16).delay.seconds <= 0.005
 
 
+def test_a_prompt_that_another_may_have_overtaken_on_its_way_tells_of_no_delay() -> None:
+    engine = engine_with_streams("s", token_budget=101)
+    now = 0.03
+    for number in range(30):
+        engine.release(f"short {number}", 50, now + 0.001)
+        engine.release(f"long {number}", 100, now + 0.0011)  # comes there first, and fills a step
+        for tokens in ((), (f"long {number}",), (f"short {number}",)):
+            now += 0.03
+            step(engine, now, "s")
+            for name in tokens:
+                engine.on_tokens(name, 1, now + 0.0001)
+                engine.end(name, now + 0.0001)
+    assert (engine.delay.seconds, engine.delay.steps) == (0.005, 0)
+
+
+# -- tokens of one step that come by several ways --
+
+
+def test_a_stream_that_begins_just_before_the_step_is_seen_to_end_keeps_the_clock_when_it_is_alone() -> None:
+    engine = engine_with_streams("a")
+    engine.release("b", 10, 0.031)
+    assert engine.on_tokens("b", 1, 0.0595)
+    assert engine.on_tokens("a", 1, 0.0605)
+    engine.end("a", 0.0606)
+    before = engine.step
+    assert step(engine, 0.09, "b") == [True]
+    assert engine.step == before + 1
+
+
+def test_a_stream_whose_first_token_comes_late_does_not_count_a_step_twice() -> None:
+    engine = engine_with_streams("a")
+    engine.release("b", 10, 0.001)
+    assert engine.on_tokens("b", 1, 0.032)  # of the step that ended at 0.03
+    before = engine.step
+    for number in range(1, 10):
+        assert step(engine, 0.03 + 0.03 * number, "a") == [True]
+        assert step(engine, 0.032 + 0.03 * number, "b") == [False]
+    assert engine.step == before + 9
+
+
+# -- what another replica has released --
+
+
+def test_a_request_that_runs_already_takes_its_slot_its_memory_and_its_deadline() -> None:
+    engine = engine_with_streams("a")
+    backlog = engine.backlog
+    engine.adopt("b", 300, 0.04, 0.1, tokens=7)
+    engine.adopt("c", 200, 0.04, 0.5, tokens=0)
+    check_engine(engine)
+    assert (engine.outstanding, engine.decodes, engine.backlog) == (3, 2, backlog + 200)
+    assert engine.kv_tokens == 11 + 307 + 200
+    assert engine.context_tokens("b") == 307
+    assert engine.strictest_tbt_seconds == 0.1
+    assert step(engine, 0.06, "a", "b") == [True, False]
+    assert step(engine, 0.09, "b", "a") == [True, False]
+    assert engine.on_tokens("c", 1, 0.0901)
+    for name in "abc":
+        engine.end(name, 0.1, whole=False)
+    check_engine(engine)
+    assert (engine.outstanding, engine.backlog, engine.kv_tokens) == (0, 0, 0)
+
+
+def test_nothing_is_learnt_from_answers_that_go_on_elsewhere() -> None:
+    engine = make_engine()
+    for number in range(500):
+        engine.release(f"{number}", 10, 0.0)
+        engine.on_tokens(f"{number}", 3, 0.1)
+        engine.end(f"{number}", 0.2, whole=False)
+    assert not engine.outputs.learnt
+
+
 # -- prompts of which nobody knows yet which step took them in --
 
 

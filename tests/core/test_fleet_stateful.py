@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from proxy.core.config import SchedulerConfig
-from proxy.core.fleet import Role
+from proxy.core.fleet import Role, following
 from proxy.core.tiles import TileConfig
 
 SLOTS = 3
+MOST_ANNOUNCED = following._MOST_ANNOUNCED
 picks = st.integers(0, 1 << 16)
 
 
@@ -24,12 +25,16 @@ class Calm(RuleBasedStateMachine):
         replicas=st.integers(1, 4),
         delay=st.sampled_from([0.0001, 0.001, 0.02, 0.2]),
         tiles=st.sampled_from([None, TileConfig(smallest_tokens=16)]),
+        most_announced=st.sampled_from([1, 3, 500]),
+        settled=st.sampled_from([True, True, False]),
     )
-    def begin(self, replicas: int, delay: float, tiles: TileConfig | None) -> None:
+    def begin(self, replicas: int, delay: float, tiles: TileConfig | None, most_announced: int, settled: bool) -> None:
+        following._MOST_ANNOUNCED = most_announced
         self.net = FleetNet(delay=delay, slots=SLOTS, config=SchedulerConfig(tiles=tiles))
         self.drained: set[str] = set()
         for _ in range(replicas):
             self.net.start()
+        self.net.run(3.0 if settled else 0.0)
 
     def one_of(self, names: object, pick: int) -> object:
         found = sorted(names)  # type: ignore[call-overload]
@@ -40,18 +45,26 @@ class Calm(RuleBasedStateMachine):
 
     # -- clients and engines --
 
-    @rule(pick=picks, tokens=st.sampled_from([1, 40, 100, 3000]), sliceable=st.booleans(), count=st.integers(1, 5))
-    def arrive(self, pick: int, tokens: int, sliceable: bool, count: int) -> None:
+    @rule(
+        pick=picks,
+        tokens=st.sampled_from([1, 40, 100, 3000]),
+        sliceable=st.booleans(),
+        count=st.integers(1, 5),
+        hops=st.sampled_from([0, 1, 1.5, 3, 3]),
+    )
+    def arrive(self, pick: int, tokens: int, sliceable: bool, count: int, hops: float) -> None:
         for number in range(count):
             if name := self.one_of(self.awake(), pick + number):
                 self.net.arrive(str(name), tokens, sliceable=sliceable)
+        self.net.run(hops * self.net.delay)
 
     def in_flight(self, *, begun: bool = False) -> list[tuple[str, str]]:
         return [k for k, c in self.net.live().items() if c.engine and (c.tokens or not begun) and k[0] in self.awake()]
 
-    @rule(pick=picks, chunks=st.integers(1, 3))
-    def tokens(self, pick: int, chunks: int) -> None:
+    @rule(pick=picks, chunks=st.integers(1, 3), seconds=st.sampled_from([0.0, 0.03, 0.03]))
+    def tokens(self, pick: int, chunks: int, seconds: float) -> None:
         """Every stream of one engine has ``chunks``."""
+        self.net.run(seconds)
         engine = self.net.engines[pick % 2]
         for key in self.in_flight():
             if key in self.net.calls and self.net.calls[key].engine == engine and not self.net.calls[key].outcome:
@@ -94,11 +107,13 @@ class Calm(RuleBasedStateMachine):
     def start(self) -> None:
         self.net.start()
 
+    @precondition(lambda self: len(self.net.replicas) > 2)
     @rule(pick=picks)
     def kill(self, pick: int) -> None:
         if name := self.one_of(self.net.replicas, pick):
             self.net.kill(str(name))
 
+    @precondition(lambda self: len(self.awake()) > 2)
     @rule(pick=picks)
     def drain(self, pick: int) -> None:
         if name := self.one_of(self.awake(), pick):
@@ -140,6 +155,12 @@ class Calm(RuleBasedStateMachine):
                 assert len(entries) == len(running)
 
     def teardown(self) -> None:
+        try:
+            self.all_is_well()
+        finally:
+            following._MOST_ANNOUNCED = MOST_ANNOUNCED
+
+    def all_is_well(self) -> None:
         """When nothing bad happens any more, one leads and knows exactly all; and all that waits gets its turn."""
         if not hasattr(self, "net"):
             return
@@ -195,6 +216,7 @@ class Rough(Calm):
 
     may_exceed = True
 
+    @precondition(lambda self: len(self.awake()) > 1)
     @rule(pick=picks, asking=st.booleans())
     def pause(self, pick: int, asking: bool) -> None:
         if name := self.one_of(self.awake(), pick):
@@ -205,14 +227,22 @@ class Rough(Calm):
         if name := self.one_of([n for n, r in self.net.replicas.items() if r.paused], pick):
             self.net.resume(str(name))
 
-    @rule(pick=picks)
-    def cut_off(self, pick: int) -> None:
+    @rule(pick=picks, seconds=st.sampled_from([0.3, 2.0, 5.0]))
+    def cut_off(self, pick: int, seconds: float) -> None:
+        """What happens next happens while a replica is cut off, or it is reached again before."""
         if name := self.one_of(self.net.replicas, pick):
-            self.net.cut_off ^= {str(name)}
+            self.net.cut_off = set() if self.net.cut_off else {str(name)}
+            self.net.run(seconds)
+
+    @rule(seconds=st.sampled_from([0.3, 1.2, 5.0]), returns=st.booleans())
+    def store_is_away(self, seconds: float, returns: bool) -> None:
+        self.net.store_up = False
+        self.net.run(seconds)
+        self.net.store_up = returns
 
     @rule()
-    def store_goes_or_comes(self) -> None:
-        self.net.store_up = not self.net.store_up
+    def store_returns(self) -> None:
+        self.net.store_up = True
 
     @rule()
     def store_forgets(self) -> None:
