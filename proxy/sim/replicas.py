@@ -7,6 +7,7 @@ letters that take their time and a store that answers at once; or each knows of 
 from __future__ import annotations
 
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from proxy.core.events import Arrived, EngineReported, EngineUp, SliceEnded
@@ -55,8 +56,8 @@ class Replicas:
         self._delay_us = microseconds(message_seconds)
         self._clock = Clock()
         self._perform: Callable[[list[Action]], None] = list.clear
-        self._fleet = FleetConfig(newcomer_seconds=0.0)
-        self._register = Register()
+        self._fleet = FleetConfig()
+        self._register = Register(born=-inf)
         self._members = [] if apart else [Member(f"r{i}", Scheduler(config), self._fleet) for i in range(count)]
         self._replicas: Sequence[Scheduler | Member] = self._members or [Scheduler(config) for _ in range(count)]
         self._writing: set[str] = set()

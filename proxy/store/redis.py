@@ -78,11 +78,12 @@ class RedisStore:
 
     async def beat(self, replica: str, life_seconds: float, *, willing: bool = True) -> Standing:
         life = round(life_seconds * _MICROSECONDS)
-        leader, epoch, left, members = await self._bounded(
+        leader, epoch, left, members, memory = await self._bounded(
             self._beat(keys=(self._lease, self._members), args=(replica, life, int(willing)))
         )
         names = frozenset(name.decode(errors="replace") for name in members)
-        return Standing(leader.decode(errors="replace"), int(epoch), int(left) / _MICROSECONDS, names)
+        leads = leader.decode(errors="replace")
+        return Standing(leads, int(epoch), int(left) / _MICROSECONDS, names, int(memory) / _MICROSECONDS)
 
     async def resign(self, replica: str) -> None:
         await self._bounded(self._resign(keys=(self._lease, self._members), args=(replica,)))

@@ -489,7 +489,7 @@ def test_a_leader_whose_answer_comes_after_its_lease_does_not_lead() -> None:
     assert net.member("r1").role is not Role.LEADER
 
 
-def test_a_newcomer_that_is_given_the_lead_at_once_waits_as_long_as_another_could_still_lead() -> None:
+def test_a_store_that_has_just_been_made_may_have_forgotten_a_leader() -> None:
     net = FleetNet()
     net.start()
     net.arrive("r1")
@@ -499,12 +499,44 @@ def test_a_newcomer_that_is_given_the_lead_at_once_waits_as_long_as_another_coul
     assert net.running("x") == 1
 
 
-def test_where_nobody_can_have_led_before_a_newcomer_leads_at_once() -> None:
-    net = FleetNet(fleet=FleetConfig(newcomer_seconds=0.0))
+def test_where_the_store_remembers_a_newcomer_leads_at_once() -> None:
+    net = FleetNet()
+    net.register.beat("another", 0.1, -100.0)
     net.start()
     net.run(0.0)
     net.arrive("r1")
     assert net.running("x") == 1
+
+
+def test_a_replica_alone_decides_on_while_its_store_comes_back_empty() -> None:
+    net = a_fleet(1, slots=1, engines=("x",))
+    net.store_up = False
+    net.run(5.0)
+    net.flush_store()
+    net.store_up = True
+    for _ in range(40):
+        net.arrive("r1")
+        net.run(0.1)
+        assert net.running("x") == 1
+        (key,) = (key for key, call in net.live().items() if call.engine)
+        net.end(key)
+    assert roles(net) == {"r1": Role.LEADER}
+
+
+def test_never_two_lead_though_the_store_forgets_twice() -> None:
+    for pause in (0.05, 0.3, 0.6, 1.2):
+        net = a_fleet(4)
+        for _ in range(4):
+            net.flush_store()
+            net.run(pause)
+            assert len(net.leaders) <= 1
+            for leader in net.leaders:
+                net.pause(leader.id, asking=True)
+            net.run(0.01)
+        for name, replica in net.replicas.items():
+            if replica.paused:
+                net.resume(name)
+                assert len(net.leaders) <= 1
 
 
 # -- what else changes while nobody decides --
@@ -562,11 +594,10 @@ def test_epochs_only_grow() -> None:
         {"patience_seconds": 3.0},
         {"roll_call_seconds": 0.4},
         {"silent_beats": 0},
-        {"newcomer_seconds": 1.0},
     ],
 )
 def test_times_that_do_not_go_together_are_refused(times: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"fleet|roll call|newcomer"):
+    with pytest.raises(ValueError, match=r"fleet|roll call"):
         FleetConfig(**times)
 
 

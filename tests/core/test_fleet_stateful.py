@@ -131,7 +131,7 @@ class Calm(RuleBasedStateMachine):
     @invariant()
     def one_leader_at_most(self) -> None:
         if hasattr(self, "net"):
-            assert len(self.net.leaders) <= 1
+            assert len(self.net.leaders) <= 1, self.net.leaders
 
     @invariant()
     def engines_hold_no_more_than_they_may(self) -> None:
@@ -206,9 +206,9 @@ class Calm(RuleBasedStateMachine):
         }
         assert believed == told
         for engine in leader.scheduler.engines:
-            assert engine.outstanding == net.running(engine.id) + sum(
-                piece.engine_id == engine.id for c in net.live().values() for piece in c.slices
-            )
+            running = net.running(engine.id)
+            slices = sum(piece.engine_id == engine.id for c in net.live().values() for piece in c.slices)
+            assert running <= engine.outstanding <= running + slices  # some may be of a session that is over
 
 
 class Rough(Calm):

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
 import pytest
 
 from proxy.core.actions import Action, Reject, describe
 from proxy.core.config import SchedulerConfig
 from proxy.core.engine import EngineBelief
-from proxy.core.fleet import FleetConfig, Member, Register
+from proxy.core.fleet import Member, Register
 from proxy.core.scheduler import Scheduler
 from proxy.core.tiles import TileConfig
 from proxy.sim.engine import EngineConfig
@@ -30,8 +31,8 @@ class OneMember(Member):
     """The only replica there is, as a scheduler to the run."""
 
     def __init__(self, rules: SchedulerConfig) -> None:
-        super().__init__("only", Scheduler(rules), FleetConfig(newcomer_seconds=0.0))
-        assert self.on_standing(Register().beat("only", 1e9, 0.0), 0.0, 0.0) == []
+        super().__init__("only", Scheduler(rules))
+        assert self.on_standing(Register(born=-inf).beat("only", 1e9, 0.0), 0.0, 0.0) == []
         self.config = rules  # type: ignore[assignment]  # of no use to a member any more, and the run asks for it
 
     @property

@@ -100,6 +100,8 @@ async def test_a_flushed_server_forgets_all_but_that_epochs_grow(server: RedisSe
     second = await store.beat("b", 1.0)
     assert (second.leader, second.members) == ("b", frozenset({"b"}))
     assert second.epoch > first.epoch
+    assert second.memory_seconds == 0.0
+    assert 0.0 < (await store.beat("b", 1.0)).memory_seconds < 10.0
 
 
 async def test_a_server_without_memory_is_an_error(tmp_path: Path) -> None:

@@ -156,10 +156,11 @@ class FleetNet:
     def end(self, key: tuple[str, str], outcome: str = "done", served: bool | None = True) -> None:
         """The answer is complete, or the client has left."""
         call = self.calls[key]
+        while call.slices:
+            self.feed(key[0], SliceEnded(call.slices.pop(), cached=False))
+        if call.outcome:
+            return  # its refusal came first
         call.outcome = outcome
-        for piece in call.slices:
-            self.feed(key[0], SliceEnded(piece, cached=False))
-        call.slices.clear()
         self.feed(key[0], Ended(key[1], served=served if call.engine else None))
 
     def turn_away(self, key: tuple[str, str]) -> None:

@@ -31,11 +31,6 @@ class FleetConfig:
     """After the first sign of life that the store did not answer: then a replica decides on its own."""
     roll_call_seconds: float = 1.0
     """Who has not told a new leader what it has after this time is not waited for."""
-    newcomer_seconds: float = 2.0
-    """How long a replica that has just started decides nothing when it is given the lead at once: it cannot know
-    whether the store has just lost its memory of another leader. 0 where none can have led before; else no less than
-    ``life_seconds``.
-    """
     silent_beats: int = 6
     """A replica also decides on its own when the store has answered so often and the leader has not shown once that it
     hears it.
@@ -44,7 +39,5 @@ class FleetConfig:
     def __post_init__(self) -> None:
         if not 0 < self.beat_seconds < self.patience_seconds < self.life_seconds:
             raise ValueError("of a fleet's times, beat < patience < life")
-        if self.newcomer_seconds and self.newcomer_seconds < self.life_seconds:
-            raise ValueError("a newcomer waits for a life at least, or not at all")
         if not self.beat_seconds < self.roll_call_seconds or self.silent_beats < 1:
             raise ValueError("a roll call lasts longer than a beat, and silence at least one beat")

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from proxy.core.fleet.register import Standing
     from proxy.core.scheduler import Scheduler
 
+_LEADER = Role.LEADER  # looked up for every token
+_SOMEBODY = "somebody"
+"""At a roll call: one whom we do not know, and who therefore cannot tell us anything."""
+
 
 class Member:
     """A scheduler to its shell (``handle``, ``on_tokens``, ``tick``, ``next_deadline``), whoever decides.
@@ -66,7 +70,7 @@ class Member:
         self._leading = Leading(replica_id, 0, scheduler)
         self._engines: dict[str, EngineUp] = {}  # what the shell told last of each
         self._seen: dict[str, float] = {}  # when each replica was last known to live
-        self._met = False  # whether the store has ever answered
+        self._answered_at = -inf  # when the store answered last
         self._leads_until = 0.0
         self._others_lead_until = 0.0  # at the earliest
         self._failing_since: float | None = None  # the store does not answer
@@ -149,11 +153,13 @@ class Member:
         self._failing_since = None
         if standing.epoch < self.epoch and sent_at <= self._epoch_at:
             return []  # late; but a store may have lost its memory, and its clock be behind that of the one before
-        known = set(self._seen) if self._met else None
+        known = set(self._seen)
+        if now >= self._answered_at + self.config.life_seconds:
+            known.add(_SOMEBODY)  # who may have come since
         self._seen |= dict.fromkeys(standing.members, now)
         long_ago = now - 2 * self.config.life_seconds
         self._seen = {replica: at for replica, at in self._seen.items() if at > long_ago}
-        self._met = True
+        self._answered_at = now
         self.resigns = standing.leader == self.id and not self.willing
         if standing.leader == self.id and self.willing:
             return self._on_lease(standing, sent_at, now, known)
@@ -202,17 +208,18 @@ class Member:
     def _decides(self, now: float) -> bool:
         """Whether this replica decides now; asked before every decision, as its lease may be over at any time."""
         role = self.role
+        if role is _LEADER and now < self._leads_until:
+            return True
         if role is Role.FOLLOWER or role is Role.LOCAL:
             return role is Role.LOCAL
         if now >= self._leads_until:
             self._step_down(now)
-            return False
-        return role is Role.LEADER
+        return False
 
-    def _on_lease(self, standing: Standing, sent_at: float, now: float, known: set[str] | None) -> list[Action]:
+    def _on_lease(self, standing: Standing, sent_at: float, now: float, known: set[str]) -> list[Action]:
         """The store lets us lead, until a time that we count from when we asked.
 
-        ``known``: the replicas that we knew of before; ``None``: we are new.
+        ``known``: the replicas of which we knew before.
         """
         leads_until = sent_at + standing.valid_seconds
         if now >= leads_until:
@@ -228,35 +235,41 @@ class Member:
                 if long_ago and follower.id not in standing.members:
                     actions += self._leading.drop(follower.id, now)
             return actions
-        return self._take_lead(standing, leads_until, now, known)
+        unknown_until = sent_at + self.config.life_seconds - standing.memory_seconds
+        if self.role is Role.LOCAL and now < unknown_until:
+            self._learn("", standing.epoch, now)
+            return []  # whoever still leads, as far as the store has forgotten, may do so: we go on as we are
+        return self._take_lead(standing, leads_until, unknown_until, now, known)
 
-    def _take_lead(self, standing: Standing, leads_until: float, now: float, known: set[str] | None) -> list[Action]:
+    def _take_lead(
+        self, standing: Standing, leads_until: float, unknown_until: float, now: float, known: set[str]
+    ) -> list[Action]:
         """Begin a roll call.
 
-        Usually the lease was free because its holder is gone. But if the store has lost its memory, or was away, the
-        former leader may still think that it leads, and the others may decide on their own: they are waited for.
+        Usually the lease was free because its holder is gone. But if the store has lost its memory, somebody may lead
+        of whom it does not know, until ``unknown_until``: one of the ``known`` who has not told us anything, if we have
+        been told lately who there is.
         """
         before, was_local = self.leader, self.role is Role.LOCAL
-        forgetful = known is None or was_local or now < self._others_lead_until
         self._stop(now)
         ends_at = now + self.config.roll_call_seconds
-        expected = {*standing.members, self._parting} - {""}
+        expected = {*standing.members, self._parting}
+        if now < unknown_until:
+            expected |= known
+            ends_at = max(ends_at, unknown_until)
+        elif was_local:
+            expected |= known - {_SOMEBODY}  # they decide on their own
+        if before not in {"", self.id} and now < self._others_lead_until:
+            expected |= known - {_SOMEBODY}  # a store that has failed over: it may have lost the last that it was told
+            ends_at = max(ends_at, now + self.config.life_seconds)
         self._parting = ""
-        if forgetful:
-            expected |= known or set()
-            if before and now < self._others_lead_until:
-                ends_at = max(ends_at, now + self.config.life_seconds)
-            if known is None:
-                ends_at = max(ends_at, now + self.config.newcomer_seconds)
         self.role = Role.ROLL_CALL
         self._learn(self.id, standing.epoch, now)
         self._leads_until, self._roll_call_ends_at = leads_until, ends_at
         self._leading = Leading(self.id, standing.epoch, self.scheduler)
-        self._expected = expected - {self.id}
-        for replica in sorted(self._expected):
+        self._expected = expected - {self.id, ""}
+        for replica in sorted(self._expected - {_SOMEBODY}):
             self._leading.call(replica, now)
-        if known is None and self.config.newcomer_seconds:
-            self._expected.add(self.id)  # nobody tells whom else there is: time has to
         return [] if self._expected else self._begin(now)
 
     def _begin(self, now: float) -> list[Action]:

@@ -8,6 +8,7 @@ run equally fast.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +23,16 @@ class Standing:
     """For which it leads, if it is not heard of again; counted from when the beat was sent that this answers."""
     members: frozenset[str]
     """Ids of all replicas that live."""
+    memory_seconds: float = inf
+    """For how long the store remembers: who has led before that, it does not know."""
 
 
 class Register:
     """Which replicas live, and the lease of the one that leads. ``now`` never decreases from call to call."""
 
-    def __init__(self) -> None:
+    def __init__(self, born: float | None = None) -> None:
+        """``born``: since when it remembers; ``None``: from the first call on."""
+        self._born = born
         self._lives: dict[str, float] = {}  # until when
         self._leader = ""
         self._leads_until = 0.0
@@ -41,6 +46,8 @@ class Register:
 
         ``willing``: whether the replica would lead.
         """
+        if self._born is None:
+            self._born = now
         self._lives[replica] = now + life_seconds
         self._lives = {name: until for name, until in self._lives.items() if until > now}
         if self._leads_until <= now:
@@ -49,7 +56,8 @@ class Register:
             self._leader, self._epoch = replica, max(round(now * 1e6), self._epoch + 1)
         if self._leader == replica:
             self._leads_until = now + life_seconds
-        return Standing(self._leader, self._epoch, max(0.0, self._leads_until - now), frozenset(self._lives))
+        left = max(0.0, self._leads_until - now)
+        return Standing(self._leader, self._epoch, left, frozenset(self._lives), now - self._born)
 
     def resign(self, replica: str) -> None:
         """Let a replica go, with its lease if it leads."""
