@@ -45,6 +45,12 @@ async def test_the_first_that_is_willing_leads(store: StateStore) -> None:
     assert 0 < standing.valid_seconds < 1.01 * LIFE_SECONDS
 
 
+async def test_a_store_tells_for_how_long_it_remembers_who_led(store: StateStore, advance: Advance) -> None:
+    assert (await store.beat("a", LIFE_SECONDS)).memory_seconds < LIFE_SECONDS / 4
+    await advance(LIFE_SECONDS)
+    assert LIFE_SECONDS * 0.99 < (await store.beat("b", LIFE_SECONDS)).memory_seconds < 20 * LIFE_SECONDS
+
+
 async def test_a_beat_renews_the_lease_in_the_same_epoch(store: StateStore, advance: Advance) -> None:
     first = await store.beat("a", LIFE_SECONDS)
     for _ in range(4):
