@@ -36,7 +36,7 @@ class Decider(Protocol):
     def handle(self, event: Event, now: float) -> list[Action]:
         """As ``Scheduler.handle``."""
 
-    def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action]:
+    def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action] | None:
         """As ``Scheduler.on_tokens``."""
 
     def tick(self, now: float) -> list[Action]:
@@ -90,9 +90,11 @@ class Replicas:
         of = self._of(request_id)
         return self._after(of, of.handle(event, now))
 
-    def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action]:
+    def on_tokens(self, request_id: str, chunks: int, now: float) -> list[Action] | None:
         of = self._of(request_id)
-        return self._after(of, of.on_tokens(request_id, chunks, now))
+        actions = of.on_tokens(request_id, chunks, now)
+        self._after(of, [])
+        return actions
 
     def tick(self, now: float) -> list[Action]:
         actions: list[Action] = []
