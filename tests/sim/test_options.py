@@ -43,6 +43,8 @@ def test_defaults_are_the_papers_set_up(parse: Parse) -> None:
         "backlog_factor": PolicyOptions().backlog_factor,
         "aging_seconds": 10.0,
         "tenant_headroom": PolicyOptions().tenant_headroom,
+        "replicas": ["1"],
+        "message_ms": 1.0,
         "jobs": usable_cores(),
         "capacity": None,
         "step_model": False,
