@@ -113,6 +113,6 @@ def test_help_explains_every_option_and_every_policy(parse: Parse, capsys: pytes
 def test_examples_of_the_help_are_valid(parse: Parse) -> None:
     commands = EPILOG.replace("\\\n", " ").splitlines()
     examples = [line.split() for line in commands if line.strip().startswith("slai-proxy simulate")]
-    assert len(examples) == 3
+    assert len(examples) == 4
     for _, _, *argv in examples:
         assert parse(*argv[: argv.index(">") if ">" in argv else None]).rate
