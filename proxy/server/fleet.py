@@ -15,6 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from proxy.configfile import ConfigError
+from proxy.core.events import HandedOver
 from proxy.core.fleet import Member, Role
 from proxy.server.driver import Driver
 from proxy.store.contract import StoreError
@@ -56,6 +57,14 @@ class FleetDriver(Driver):
         if self.member.has_mail:
             self.mail.set()
 
+    def obey(self, actions: list[Action], now: float) -> None:
+        """Do what another replica has decided, or what comes of another one deciding from now on."""
+        if actions and self._on_decision is not None:
+            self._on_decision(HandedOver, actions, None)
+        if actions and self._observe is not None:
+            self._observe(HandedOver(), actions, now)
+        self.perform(actions, now)
+
     def perform(self, actions: list[Action], now: float) -> None:
         super().perform(actions, now)
         if self.member.has_mail:
@@ -71,6 +80,7 @@ class Fleet:
         self._driver = driver
         self._member = driver.member
         self._answers = True  # whether the store has answered to the last sign of life
+        self._hurry = asyncio.Event()  # set when the next sign of life cannot wait
         self._secret = secrets.token_bytes(32)
         self._epoch = 0  # in which the store was last seen to have the secret
         self._told = (Role.FOLLOWER, "")  # what the log has last said of who decides
@@ -114,9 +124,14 @@ class Fleet:
         loop, every = asyncio.get_running_loop(), self._member.config.beat_seconds
         due = loop.time() + every
         while True:
-            await asyncio.sleep(due - loop.time())
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await self._hurry.wait()
+            self._hurry.clear()
+            now = loop.time()
+            due = min(due, now) + every
             await self._beat()
-            due = max(due + every, loop.time())
+            due = max(due, loop.time())
 
     async def _beat(self) -> None:
         member, driver = self._member, self._driver
@@ -138,7 +153,7 @@ class Fleet:
             self._answers = True
             self.counts.beats += 1
             self.counts.beat_seconds += now - sent_at
-        driver.perform(member.on_standing(standing, sent_at, now), now)
+        driver.obey(member.on_standing(standing, sent_at, now), now)
         if standing is not None and standing.epoch != self._epoch:
             await self._share_again(standing.epoch)
         if member.leader != leader:
@@ -166,6 +181,8 @@ class Fleet:
                 # One after the other, as they must come in this order; what happens meanwhile goes with the next.
                 await self._send(self._member.take_outbox(driver.now()))
                 sends = True
+                if self._member.resigns:  # and everybody has been told
+                    self._hurry.set()
             except StoreError as error:  # the number of the letter will be missed
                 self.counts.letters_failed += 1
                 _log.log(logging.WARNING if sends else logging.DEBUG, "fleet: letters are not sent: %s", error)
@@ -182,6 +199,9 @@ class Fleet:
             self.counts.letters_sent += 1
 
     def _receive(self, data: bytes) -> None:
+        if not data:  # the lead is free: the next one should not take long
+            self._hurry.set()
+            return
         now = self._driver.now()
         try:
             letter = decode_letter(data)
@@ -194,7 +214,7 @@ class Fleet:
             self._unread("a fault of the proxy, or a forged letter", now, exc_info=True)
             return
         self.counts.letters_received += 1
-        self._driver.perform(actions, now)
+        self._driver.obey(actions, now)
 
     def _unread(self, why: str, now: float, *, exc_info: bool = False) -> None:
         self.counts.letters_unread += 1

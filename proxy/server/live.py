@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
+from proxy.core.fleet import Role
 from proxy.core.request import Outcome
 from proxy.core.tbt import slack_seconds
 from proxy.telemetry.chronicle import Stage
@@ -78,12 +79,16 @@ def view(proxy: Proxy, chronicle: Chronicle, now: float) -> dict[str, Any]:
     running = [s for s in in_flight if s.stage in (Stage.FIRST_TOKEN, Stage.STREAMING)]
     troubled = (s for s in islice(chronicle.last_ended(), _MOST_LOOKED_AT) if s.missed or _went_wrong(s))
     classes = proxy.settings.request_classes()
+    counted = (scheduler.waiting, scheduler.waiting_tokens)
+    if proxy.fleet is not None and proxy.fleet.member.role in (Role.FOLLOWER, Role.ROLL_CALL):  # another one's queue
+        queued = [s for s in waiting if s.stage is Stage.WAITING]
+        counted = (len(queued), sum(s.prompt_tokens or 0 for s in queued))
     return {
         "ready": proxy.ready,
         "draining": proxy.draining,
         "fleet": None if proxy.fleet is None else view_member(proxy.fleet.member),
-        "waiting": scheduler.waiting,
-        "waiting_tokens": scheduler.waiting_tokens,
+        "waiting": counted[0],
+        "waiting_tokens": counted[1],
         "in_flight": scheduler.dispatched,
         "outflow": scheduler.outflow_tokens_per_second,
         "tiles": proxy.settings.tiles,

@@ -32,7 +32,7 @@ class StateStore(Protocol):
         ...
 
     async def resign(self, replica: str) -> None:
-        """Leave the pool, and give up the lease if the replica has it.
+        """Leave the pool, and give up the lease if the replica has it: then the others get an empty letter.
 
         Raises:
             StoreError: as ``beat``; then both end with the life of the last beat.

@@ -24,7 +24,10 @@ class MemoryStore:
         return self._register.beat(replica, life_seconds, self._clock(), willing=willing)
 
     async def resign(self, replica: str) -> None:
-        self._register.resign(replica)
+        led = self._register.resign(replica)
+        for other in self._listeners if led else ():
+            if other != replica:
+                await self.post(other, b"")
 
     async def post(self, to: str, letter: bytes) -> None:
         if (listener := self._listeners.get(to)) is not None:

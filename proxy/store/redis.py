@@ -86,7 +86,7 @@ class RedisStore:
         return Standing(leads, int(epoch), int(left) / _MICROSECONDS, names, int(memory) / _MICROSECONDS)
 
     async def resign(self, replica: str) -> None:
-        await self._bounded(self._resign(keys=(self._lease, self._members), args=(replica,)))
+        await self._bounded(self._resign(keys=(self._lease, self._members), args=(replica, self._channel(""))))
 
     async def post(self, to: str, letter: bytes) -> None:
         await self._bounded(self._client.publish(self._channel(to), letter))

@@ -23,6 +23,7 @@ from proxy.core.events import (
     EngineReported,
     EngineUp,
     Event,
+    HandedOver,
     NotStarted,
     Passed,
     Reconfigured,
@@ -276,6 +277,8 @@ class Chronicle:
                 return f"{engine_id} being removed"
             case EngineReported(engine_id):
                 return f"the figures of {engine_id} itself"
+            case HandedOver():
+                return "the replica that leads, or another one leading from then on"
             case Passed(engine_id):
                 return f"a request past the queue, to {engine_id}"
             case DrainStarted():

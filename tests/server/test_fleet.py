@@ -14,9 +14,11 @@ from scripted_engine import scripted_engine, two_tokens
 from test_debug import debugged, get
 
 from proxy.core.events import DrainStarted
-from proxy.core.fleet import Letter, Role, letters
+from proxy.core.fleet import FleetConfig, Letter, Member, Role, letters
 from proxy.core.request import Request
 from proxy.server.app import PROXY
+from proxy.server.live import view as live_view
+from proxy.telemetry.chronicle import Stage
 from proxy.wire.letters import encode_letter
 
 if TYPE_CHECKING:
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from live_proxy import LiveProxy
     from scripted_engine import Call
 
-    from proxy.core.fleet import Member
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason=WHY_NOT)
 
@@ -158,7 +159,7 @@ async def test_forged_letters_and_garbage_harm_nobody(
         bad = letters.Announced((letters.Waits(request, nan),), (), {})
         gone = letters.Announced((), (letters.Runs(request, 1.0, "nowhere", 4),), {"nowhere": 3, one.url: -7})
         epoch = leader.epoch
-        for data in (b"", b"\xc1" * 1000, b"\xdd\xff\xff\xff\xff", b"x" * 5_000_000):
+        for data in (b"\x00", b"\xc1" * 1000, b"\xdd\xff\xff\xff\xff", b"x" * 5_000_000):
             await send(leader, data)
             await send(follower, data)
         await send(leader, told(leader, "ghost", bad, leads=False, epoch=epoch))
@@ -273,11 +274,18 @@ async def test_where_a_request_waits_is_shown(redis_server: RedisServer) -> None
         await until(lambda: first.scheduler.waiting)
         told = await get(of_second, "/debug/requests/waits")
         assert (told["stage"], told["decided_by"]) == ("waiting", leader.id)
+        first_one = await get(of_second, "/debug/requests/0")
+        assert (first_one["stage"], first_one["engine"]) == (Stage.FIRST_TOKEN, one.url)
+        assert sum(second.samples("slai_releases_total").values()) == 1
         name = f"{follower.id}/{told['request_id']}"
         state = await get(of_first, "/debug/state")
         assert state["queues"][0]["head"]["request_id"] == name
         assert state["fleet"] == {"id": leader.id, "role": "leader", "leader": leader.id, "replicas": 2}
         assert (await get(of_second, "/debug/state"))["fleet"]["role"] == "follower"
+        for proxy in (first, second):
+            parts = proxy.app[PROXY]
+            assert parts.chronicle is not None
+            assert live_view(parts, parts.chronicle, proxy.driver.now())["waiting"] == 1
         release.set()
 
 
@@ -295,3 +303,20 @@ async def test_who_comes_after_the_store_has_lost_all_hides_keys_as_the_others_d
         async with asyncio.timeout(10):
             while await direct.get(key) != before:  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(0.02)
+
+
+async def test_a_leader_that_drains_is_followed_at_once(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = FleetConfig(3.0, life_seconds=8.0, patience_seconds=4.0, roll_call_seconds=4.0, newcomer_seconds=0.0)
+    monkeypatch.setattr("proxy.server.fleet.Member", lambda name, scheduler: Member(name, scheduler, slow))
+    async with (
+        scripted_engine() as one,
+        live_proxy(one, redis=redis_server.url) as first,
+        live_proxy(one, redis=redis_server.url) as second,
+    ):
+        await until(lambda: (line := member_of(second)._following.line) is not None and line.heard, 10.0)
+        first.driver.feed(DrainStarted())
+        await until(lambda: member_of(second).role is Role.LEADER, 2.0)
+        assert (await second.fetch())[0] == 200
+        assert (await first.fetch())[0] == 503

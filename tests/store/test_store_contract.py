@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -82,6 +83,20 @@ async def test_who_resigns_is_followed_at_once(store: StateStore) -> None:
     second = await store.beat("b", LIFE_SECONDS)
     assert (second.leader, second.members) == ("b", frozenset({"b"}))
     assert second.epoch > first.epoch
+
+
+async def test_a_lease_that_is_given_up_is_told_to_the_others(store: StateStore) -> None:
+    async with letters_to(store, "b") as got:
+        await store.beat("a", 5.0)
+        await store.beat("b", 5.0)
+        await store.resign("a")
+        async with asyncio.timeout(5):
+            assert await got.get() == b""
+        assert (await store.beat("b", 5.0)).leader == "b"
+        await store.beat("c", 5.0)
+        await store.resign("c")
+        await store.post("b", b"letter")
+        assert await got.get() == b"letter"
 
 
 async def test_a_follower_that_resigns_takes_nothing_from_the_leader(store: StateStore) -> None:

@@ -59,11 +59,12 @@ class Register:
         left = max(0.0, self._leads_until - now)
         return Standing(self._leader, self._epoch, left, frozenset(self._lives), now - self._born)
 
-    def resign(self, replica: str) -> None:
-        """Let a replica go, with its lease if it leads."""
+    def resign(self, replica: str) -> bool:
+        """Let a replica go, with its lease if it leads; whether it does."""
         self._lives.pop(replica, None)
-        if self._leader == replica:
+        if led := self._leader == replica:
             self._leader, self._leads_until = "", 0.0
+        return led
 
     def leads(self, replica: str, epoch: int, now: float) -> bool:
         """Whether letters that a replica writes as the leader of ``epoch`` may be sent: the fence."""
