@@ -308,13 +308,14 @@ async def test_who_comes_after_the_store_has_lost_all_hides_keys_as_the_others_d
 async def test_a_leader_that_drains_is_followed_at_once(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = FleetConfig(3.0, life_seconds=8.0, patience_seconds=4.0, roll_call_seconds=4.0, newcomer_seconds=0.0)
+    slow = FleetConfig(beat_seconds=3.0, life_seconds=4.2, patience_seconds=4.0, roll_call_seconds=4.0)
     monkeypatch.setattr("proxy.server.fleet.Member", lambda name, scheduler: Member(name, scheduler, slow))
     async with (
         scripted_engine() as one,
         live_proxy(one, redis=redis_server.url) as first,
         live_proxy(one, redis=redis_server.url) as second,
     ):
+        await until(lambda: member_of(first).role is Role.LEADER, 10.0)
         await until(lambda: (line := member_of(second)._following.line) is not None and line.heard, 10.0)
         first.driver.feed(DrainStarted())
         await until(lambda: member_of(second).role is Role.LEADER, 2.0)
