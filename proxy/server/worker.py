@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import asynccontextmanager, suppress
+from shutil import rmtree
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -33,11 +34,20 @@ async def be_worker(place: Place, proxy: Proxy, stop: Callable[[], None]) -> Asy
     place.metrics_socket.unlink(missing_ok=True)
     await web.UnixSite(runner, str(place.metrics_socket)).start()
     proxy.place = place
-    _end_with_input(stop)
+    alone = False
+
+    def end_alone() -> None:
+        nonlocal alone
+        alone = True
+        stop()
+
+    _end_with_input(end_alone)
     try:
         yield
     finally:
         await runner.cleanup()
+        if alone:  # nobody else is there to clear up
+            rmtree(place.directory, ignore_errors=True)
 
 
 def _end_with_input(stop: Callable[[], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 from contextlib import suppress
@@ -47,6 +48,10 @@ def lives(pid: int) -> bool:
     return False
 
 
+def is_there(directory: str) -> bool:
+    return Path(directory).is_dir()
+
+
 async def ask(url: str) -> int:
     """One request on a connection of its own: the system deals connections out, not requests."""
     body = {"model": "m", "prompt": "hello", "max_tokens": 2}
@@ -84,10 +89,13 @@ async def test_nothing_is_left_when_the_supervisor_is_killed() -> None:
     async with scripted_engine() as engine, serving("--engines", engine.url, "--workers", "2") as proxy:
         children = children_of(proxy.process.pid)
         assert len(children) == 3, "two workers and the server at which they meet"
+        (directory, *_) = re.findall(r"unix://(\S+)/", " ".join(children.values()))
+        assert is_there(directory)
         proxy.stop(signal.SIGKILL)
         async with asyncio.timeout(30):
             while any(map(lives, children)):  # noqa: ASYNC110 - they are not ours to wait for
                 await asyncio.sleep(0.1)
+        assert not is_there(directory)
 
 
 async def test_settings_that_do_not_hold_end_all_with_one_status() -> None:
