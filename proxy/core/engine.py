@@ -72,6 +72,8 @@ class EngineBelief(StepClock):
         self._held: dict[str, int] = {}  # cached prefixes of prompts that are still being sliced, in tokens
         self.slice_at: float | None = None
         """When the next slice goes to it, which is held until then as somebody shorter may come."""
+        self.slice_held_in: int | None = None
+        """The step in which it is held."""
         self._begun_at: deque[float] = deque(maxlen=_RATE_PROMPTS + 1)  # when its latest prompts were
         self._outlook = KvOutlook()
         self._siblings: dict[str, int] = {}  # answers beyond the first, of requests that ask for several

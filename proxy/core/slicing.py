@@ -32,7 +32,8 @@ def _next_of(
     engine: EngineBelief, ledger: Ledger, config: SchedulerConfig, tiles: TileConfig, now: float
 ) -> Dispatch | Slice | None:
     """Take the next whole prompt, rest of a prompt or slice for ``engine``."""
-    engine.slice_at = None
+    held_in = engine.slice_held_in  # a slice was held in that step
+    engine.slice_at = engine.slice_held_in = None
     candidates = [e for e in ledger.sliced.values() if e.engine is engine]
     in_line = float(len(candidates))
     sent = any(entry.sliced_in == engine.step for entry in candidates)  # a slice, in this step
@@ -62,8 +63,10 @@ def _next_of(
             return Dispatch(request.id, engine.id)
         if sent:
             return None  # what room is left is for whole prompts
-        if _can_wait(request, ledger) and now < (last_call := engine.last_call()):
-            engine.slice_at = last_call
+        # One that has missed a step, as that ended sooner than it should have, would else miss the next as well.
+        missed = held_in is not None and held_in < engine.step
+        if not missed and _can_wait(request, ledger) and now < (last_call := engine.last_call()):
+            engine.slice_at, engine.slice_held_in = last_call, engine.step
             return None
         return _slice(ledger, entry, engine, upto, now)
     return None

@@ -179,6 +179,14 @@ def test_a_slice_goes_at_the_last_moment_at_which_it_reaches_the_next_step() -> 
     assert (play.scheduler.next_deadline() or 0.0) > last_call
 
 
+def test_a_held_slice_that_has_missed_its_step_goes_at_once() -> None:
+    """Or steps that keep ending sooner than the model says would go without prompts for ever."""
+    play, last_call = patient_stage()
+    assert play.arrive("long", 5000, sliceable=True, at=0.032) == []
+    too_early = last_call - 0.004
+    assert cut(play.tokens("s", at=too_early))[0] == "long"
+
+
 def test_who_comes_while_a_slice_is_held_and_is_shorter_goes_first() -> None:
     play, last_call = patient_stage()
     assert play.arrive("long", 50_000, sliceable=True, at=0.032) == []
