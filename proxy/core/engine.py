@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from copy import copy
+from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +91,14 @@ class EngineBelief(StepClock):
 
         It shares the rest with this one, and so is of use until something happens.
         """
+
+        @cache
+        def lengths(outputs: OutputLengths) -> OutputLengths:
+            return outputs.to_ask(lengths)
+
         asked = copy(self)
-        asked._outlook = copy(self._outlook)  # noqa: SLF001 - of its own kind
+        asked.outputs = lengths(self.outputs)
+        asked._outlook = self._outlook.to_ask(lengths)  # noqa: SLF001 - of its own kind
         return asked
 
     @property

@@ -10,6 +10,7 @@ some standard deviations of the same sum.
 from __future__ import annotations
 
 from bisect import bisect_left
+from copy import copy
 from itertools import accumulate
 from math import sqrt
 from typing import TYPE_CHECKING, NamedTuple
@@ -96,6 +97,17 @@ class OutputLengths:
             self._rows.clear()
         if self._pooled is not None:
             self._pooled.learn(tokens)
+
+    def to_ask(self, others: Callable[[OutputLengths], OutputLengths]) -> OutputLengths:
+        """Return a copy that answers as this one does, and keeps what it works out for that to itself.
+
+        What is worked out stays until enough has been learnt, so asking this one would change later answers.
+        ``others`` gives the copy of another one.
+        """
+        asked = copy(self)
+        asked._rows = dict(self._rows)  # noqa: SLF001 - of its own kind
+        asked._pooled = None if self._pooled is None else others(self._pooled)  # noqa: SLF001
+        return asked
 
     def row(self, bucket: int) -> Row:
         """Return, for each horizon, how likely a sequence that has produced as many tokens still runs then."""
@@ -216,6 +228,14 @@ class KvOutlook:
 
     def __len__(self) -> int:
         return len(self._given)
+
+    def to_ask(self, lengths: Callable[[OutputLengths], OutputLengths]) -> KvOutlook:
+        """Return a copy that answers as this one does; ``lengths`` gives the copies of those that it asks."""
+        asked = copy(self)
+        asked._given = {  # noqa: SLF001 - of its own kind
+            key: given._replace(outputs=lengths(given.outputs)) for key, given in self._given.items()
+        }
+        return asked
 
     def add(self, key: str, prompt_tokens: int, outputs: OutputLengths, max_tokens: int | None) -> None:
         """Note that a sequence has been given to the engine; ``outputs``: what is known of those of its kind."""

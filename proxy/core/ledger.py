@@ -45,6 +45,8 @@ class Entry:
     """The engine's step in which the last slice was sent."""
     bill: Bill | None = None
     """What it is charged, while an engine has it or slices of it."""
+    cut: bool = False
+    """Its answer was ended where it was, as the engine's time to leave had come; how it ends is still to be told."""
 
 
 class Ledger:
@@ -185,6 +187,8 @@ class Ledger:
         It is charged like one of ours; of how fast the queue empties it tells nothing.
         """
         request = waiting.request
+        if engine.leaving and engine.leaves_at is None:
+            engine.leaves_at = now  # all that it had was cut, and so is this
         entry = self.entries[request.id] = Entry(waiting, engine)
         self.backlog.push(waiting, self.servers(request.model))
         entry.bill = self.backlog.take(waiting, now)

@@ -85,8 +85,10 @@ def cut_late(ledger: Ledger, now: float) -> list[Action]:
     for engine in ledger.engines.values():
         if engine.leaving and engine.leaves_at is not None and now >= engine.leaves_at:
             engine.leaves_at = None
-            at_it = (i for i, e in ledger.entries.items() if e.engine is engine and not e.sliced)
-            actions += [Cut(request_id, engine.id) for request_id in at_it]
+            for request_id, entry in ledger.entries.items():
+                if entry.engine is engine and not entry.sliced and not entry.cut:
+                    entry.cut = True
+                    actions.append(Cut(request_id, engine.id))
     return actions
 
 

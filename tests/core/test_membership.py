@@ -6,8 +6,9 @@ import pytest
 from builders import make_blocks, make_limits
 from playbook import Play
 
-from proxy.core.events import EngineUp, Passed
+from proxy.core.events import EngineUp, HandedOver, InFlight, Passed
 from proxy.core.feedback import DelaySnapshot
+from proxy.core.request import Request
 
 TWO = ("e0", "e1")
 
@@ -46,6 +47,19 @@ def test_what_is_still_there_at_the_limit_is_cut_once() -> None:
     assert play.scheduler.next_deadline() is None
     play.end("a")
     assert ids(play) == ["e1"]
+
+
+def test_what_is_handed_over_on_an_engine_whose_time_is_over_is_cut_and_what_was_cut_is_not_cut_again() -> None:
+    play = Play(engines=TWO)
+    play.arrive("a")
+    play.remove("e0", 30.0, at=1.0)
+    assert play.tick(at=31.0) == ["cut a e0"]
+    running = InFlight(Request("b", prompt_tokens=10), "e0", arrived_at=1.0)
+    play.scheduler.handle(HandedOver(in_flight=(running,)), 32.0)
+    assert play.scheduler.next_deadline() == 32.0
+    assert play.tick(at=32.0) == ["cut b e0"]
+    assert play.tick(at=33.0) == []
+    assert play.scheduler.next_deadline() is None
 
 
 def test_who_waits_goes_to_the_engines_that_are_left() -> None:
