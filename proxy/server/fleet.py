@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from proxy.core.fleet import Letter
     from proxy.core.scheduler import Scheduler
     from proxy.store.contract import StateStore
+    from proxy.store.redis import RedisStore
     from proxy.telemetry.chronicle import Observe
     from proxy.telemetry.metrics import Metrics
 
@@ -242,7 +243,7 @@ def drive(
     return driver, fleet
 
 
-def open_store(url: str, pool: str) -> StateStore:
+def open_store(url: str, pool: str) -> RedisStore:
     """Open the store at ``url`` without connecting yet.
 
     Raises:

@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proxy.server.fleet import open_store
 from proxy.server.notify import Notifier
 from proxy.server.tasks import Tasks
+from proxy.store.contract import StoreError
 from proxy.store.embedded import EmbeddedServer
 
 if TYPE_CHECKING:
@@ -123,6 +125,7 @@ class Supervisor:
                 server = EmbeddedServer(Path(directory))
                 flags += ["--redis", server.url]
                 await server.start()
+                await _open_unused(server.url, self.settings.redis_pool)
                 tasks.spawn(server.keep(), "store")
             tasks.spawn(self._notifier.run(), "watchdog")
             tasks.spawn(self._watch(), "watchdog of the workers")
@@ -210,6 +213,17 @@ class Supervisor:
     def _pass_on(self, number: signal.Signals) -> None:
         for worker in self._workers:
             worker.send_signal(number)
+
+
+async def _open_unused(url: str, pool: str) -> None:
+    """Let the first worker lead at once. Not where the server starts anew: then one may lead that it has forgotten."""
+    store = open_store(url, pool)
+    try:
+        await store.open_unused()
+    except StoreError as error:
+        _log.warning("the first request may wait for two seconds: %s", error)
+    finally:
+        await store.close()
 
 
 def _reserve(settings: Settings) -> socket.socket:

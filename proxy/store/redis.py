@@ -85,6 +85,16 @@ class RedisStore:
         leads = leader.decode(errors="replace")
         return Standing(leads, int(epoch), int(left) / _MICROSECONDS, names, int(memory) / _MICROSECONDS)
 
+    async def open_unused(self) -> None:
+        """Tell a server that nobody has used before that it knows all who ever led here: nobody.
+
+        Else whoever comes first would wait until a lease of which it does not know were over.
+
+        Raises:
+            StoreError: as ``beat``.
+        """
+        await self._bounded(self._client.hset(self._lease, "born", "0"))
+
     async def resign(self, replica: str) -> None:
         await self._bounded(self._resign(keys=(self._lease, self._members), args=(replica, self._channel(""))))
 

@@ -72,6 +72,14 @@ async def test_all_processes_serve_and_are_told_together() -> None:
         assert await proxy.exit_code() == 0
 
 
+async def test_one_leads_as_soon_as_all_are_there() -> None:
+    async with scripted_engine() as engine, serving("--engines", engine.url, "--workers", "2") as proxy:
+        async with aiohttp.ClientSession(proxy.url) as client, client.get("/metrics") as answer:
+            told = text_string_to_metric_families(await answer.text())
+        roles = [s.labels["role"] for family in told for s in family.samples if s.name == "slai_fleet_role" and s.value]
+        assert sorted(roles) == ["follower", "leader"]
+
+
 async def test_one_that_is_killed_is_started_anew_while_the_other_serves() -> None:
     async with scripted_engine() as engine, serving("--engines", engine.url, "--workers", "2") as proxy:
         victim = workers_of(proxy.process.pid)[-1]

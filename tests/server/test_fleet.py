@@ -18,6 +18,7 @@ from proxy.core.fleet import FleetConfig, Letter, Member, Role, letters
 from proxy.core.request import Request
 from proxy.server.app import PROXY
 from proxy.server.live import view as live_view
+from proxy.store.redis import RedisStore
 from proxy.telemetry.chronicle import Stage
 from proxy.wire.letters import encode_letter
 
@@ -52,6 +53,14 @@ async def test_the_first_leads_and_the_others_know(redis_server: RedisServer) ->
         async with live_proxy(one, redis=redis_server.url) as second:
             await until(lambda: member_of(second).leader == member_of(first).id)
             assert member_of(second).role is Role.FOLLOWER
+
+
+async def test_at_a_server_that_nobody_has_used_the_first_leads_before_it_serves(redis_server: RedisServer) -> None:
+    store = RedisStore.from_url(redis_server.url)
+    await store.open_unused()
+    await store.close()
+    async with scripted_engine() as one, live_proxy(one, redis=redis_server.url) as first:
+        assert member_of(first).role is Role.LEADER
 
 
 async def test_a_follower_asks_the_leader_and_gets_its_answer(redis_server: RedisServer) -> None:

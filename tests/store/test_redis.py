@@ -104,6 +104,13 @@ async def test_a_flushed_server_forgets_all_but_that_epochs_grow(server: RedisSe
     assert 0.0 < (await store.beat("b", 1.0)).memory_seconds < 10.0
 
 
+async def test_a_server_that_nobody_has_used_knows_all_who_ever_led(server: RedisServer, store: RedisStore) -> None:
+    await store.open_unused()
+    first = await store.beat("a", 1.0)
+    assert (first.leader, first.members) == ("a", frozenset({"a"}))
+    assert first.memory_seconds > 1e9
+
+
 async def test_a_server_without_memory_is_an_error(tmp_path: Path) -> None:
     async with (
         running(tmp_path, "--maxmemory", "1", "--maxmemory-policy", "noeviction") as full,
