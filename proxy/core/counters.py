@@ -62,12 +62,7 @@ class Level(Generic[_Key]):
 
         A newcomer gets no credit: or making up names would pay.
         """
-        counter = self._counters.get(key)
-        if counter is None:
-            self._number += 1
-            counter = self._counters[key] = Counter(key, weight, self._clock, self._number)
-        self._idle.pop(key, None)
-        counter.served = max(counter.served, self._earlier_mark)
+        counter = self._return(key, weight)
         counter.waiting = True
         self._waiting.add(counter)
         self._waiting_weight += counter.weight
@@ -77,6 +72,23 @@ class Level(Generic[_Key]):
         self._waiting.remove(counter)
         self._waiting_weight = self._waiting_weight - counter.weight if self._waiting else 0.0  # no error stays
         counter.waiting = False
+        self._rest(key)
+
+    def bypass(self, key: _Key, weight: float) -> None:
+        """As ``enter`` and ``leave`` at once, where no flow waits."""
+        self._return(key, weight)
+        self._rest(key)
+
+    def _return(self, key: _Key, weight: float) -> Counter[_Key]:
+        counter = self._counters.get(key)
+        if counter is None:
+            self._number += 1
+            counter = self._counters[key] = Counter(key, weight, self._clock, self._number)
+        self._idle.pop(key, None)
+        counter.served = max(counter.served, self._earlier_mark)
+        return counter
+
+    def _rest(self, key: _Key) -> None:
         self._idle[key] = None
         if len(self._idle) > self._remembered:
             forgotten = next(iter(self._idle))

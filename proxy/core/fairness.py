@@ -160,6 +160,17 @@ class FairShares:
         guarantees = self._guarantees if self.is_guaranteed(flow, now) else None
         return Bill(self._classes, self._tenants[flow.class_weight], self._occupancy, flow, guarantees)
 
+    def bypass(self, flow: Flow, now: float) -> Bill:
+        """As ``enter``, ``open_bill`` and ``leave`` at once, where no flow waits."""
+        weight, tenant = flow
+        level = self._tenants.get(weight)
+        if level is None:
+            level = self._tenants[weight] = Level(*self._limits)
+        self._classes.bypass(weight, weight)
+        level.bypass(tenant, self._tenant_weights.get(tenant, 1.0))
+        self._occupancy.know(flow)
+        return self.open_bill(flow, now)
+
     def kept_from(self, flow: Flow, now: float) -> float:
         """Tokens of KV cache that a release of this flow has to leave free, for those whose turn may come."""
         return 0.0 if self.is_guaranteed(flow, now) else self._occupancy.kept_for_others(flow)

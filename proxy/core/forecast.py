@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from proxy.core.stepmodel import StepLoad
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from proxy.core.steplog import Prefill
     from proxy.core.stepmodel import OnlineStepModel
@@ -23,7 +24,7 @@ class Spread:
     those, and what came meanwhile. So one that is released adds to what is there, and changes nothing of it.
     """
 
-    __slots__ = ("attention", "prefill_budget", "prefills", "step_under_way", "tokens")
+    __slots__ = ("attention", "prefill_budget", "prefills", "step_under_way", "tokens", "whole")
 
     def __init__(self, step_under_way: int, prefill_budget: int) -> None:
         self.step_under_way = step_under_way
@@ -32,6 +33,8 @@ class Spread:
         self.tokens = [0] * HORIZON
         self.attention = [0.0] * HORIZON
         self.prefills = [0] * HORIZON
+        self.whole = True
+        """Whether each prompt is in one step with all that is left of it: none was too long for what was free there."""
 
     def add(self, prefills: Iterable[tuple[Prefill, int]]) -> None:
         """Add prompts that were released after all others, in the order of their release, each with the step it joins.
@@ -47,6 +50,8 @@ class Spread:
                 step = last
             elif step < 0:
                 step = 0
+            if left > budget - tokens[step]:
+                self.whole = False
             while left and step <= last:
                 worked_on = budget - tokens[step]
                 if worked_on > left:  # noqa: PLR1730 - see above
@@ -58,41 +63,57 @@ class Spread:
                     left -= worked_on
                 step += 1
 
-    def loads(self, decodes: int, kv_tokens: int) -> list[StepLoad]:
+    def take_out(self, prefill: Prefill, joins: int) -> None:
+        """Take out a prompt that was added with ``joins``, where all are ``whole``: then no other moves up for it.
+
+        What is left is exact, as all figures are halves of whole numbers.
+        """
+        left, step = prefill.remaining, min(max(joins - self.step_under_way, 0), HORIZON - 1)
+        self.tokens[step] -= left
+        self.attention[step] -= left * (prefill.context - left + left / 2)
+        self.prefills[step] -= 1
+
+    def loads(self, decodes: int, kv_tokens: int) -> Iterator[StepLoad]:
         """What the steps hold, each with all decodes."""
-        pieces = zip(self.tokens, self.attention, self.prefills, strict=True)
-        return [StepLoad(tokens, decodes, kv_tokens, attention, prefills) for tokens, attention, prefills in pieces]
+        for tokens, attention, prefills in zip(self.tokens, self.attention, self.prefills, strict=True):
+            yield StepLoad(tokens, decodes, kv_tokens, attention, prefills)
 
 
 class Forecast(NamedTuple):
     """The step under way and those to come."""
 
     loads: list[StepLoad]
-    began_at: float
-    """When the step under way began."""
     ends_at: list[float]
     """When each is expected to end."""
 
-    def intake(self, soonest: float, latest: float, steps_ahead: int, error_seconds: float) -> range:
-        """Return the steps, counted from the one under way, any of which may take in what arrives between two times.
 
-        ``steps_ahead``: how many steps before it begins a step is composed; ``error_seconds``: of the ends of steps.
-        """
-        first = last = steps_ahead  # for what was there before the step under way began, which is certain
-        ends_at = self.ends_at[: HORIZON - 2 - steps_ahead]
-        if soonest >= self.began_at:
-            first += 1 + sum(end + error_seconds < soonest for end in ends_at)
-        if latest >= self.began_at:
-            last += 1 + sum(end - error_seconds < latest for end in ends_at)
-        return range(first, last + 1)
-
-
-def foresee(loads: list[StepLoad], model: OnlineStepModel, began_at: float, now: float) -> Forecast:
-    """Return when the steps that hold ``loads`` will end, by the step model: the one under way not before ``now``."""
-    ends_at, end, predict = [], began_at, model.predict
+def foresee(loads: Iterable[StepLoad], model: OnlineStepModel, began_at: float, now: float) -> Iterator[float]:
+    """Give when the steps that hold ``loads`` will end, by the step model: the one under way not before ``now``."""
+    end, predict = began_at, model.predict
     for load in loads:
         end += predict(load)
-        if end < now:  # noqa: PLR1730 - it is asked for twice with each prompt that is released
+        if end < now:  # noqa: PLR1730 - it is asked for with each prompt that is released
             end = now
-        ends_at.append(end)
-    return Forecast(loads, began_at, ends_at)
+        yield end
+
+
+def intake(
+    began_at: float, ends_at: Iterable[float], soonest: float, latest: float, *, steps_ahead: int, error_seconds: float
+) -> range:
+    """Return the steps, counted from the one under way, any of which may take in what arrives between two times.
+
+    ``began_at``: when the step under way did; ``ends_at``: as foreseen, of which no more are asked for than it takes.
+    ``steps_ahead``: how many steps before it begins a step is composed; ``error_seconds``: of the ends of steps.
+    """
+    first = last = steps_ahead  # for what was there before the step under way began, which is certain
+    if latest < began_at:
+        return range(first, last + 1)
+    last += 1
+    sooner = soonest >= began_at
+    first += sooner
+    for end in islice(ends_at, HORIZON - 2 - steps_ahead):
+        if end - error_seconds >= latest and end + error_seconds >= soonest:
+            break  # and so do all that follow
+        last += end - error_seconds < latest
+        first += sooner and end + error_seconds < soonest
+    return range(first, last + 1)

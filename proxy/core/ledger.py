@@ -167,7 +167,10 @@ class Ledger:
         if entry.sliced:
             entry.sliced = False
             del self.sliced[request.id]
-        entry.engine = engine
+        self._give(entry, engine, now)
+
+    def _give(self, entry: Entry, engine: EngineBelief, now: float) -> None:
+        request, entry.engine = entry.waiting.request, engine
         self.released += 1
         engine.release(
             request.id,
@@ -180,6 +183,16 @@ class Ledger:
             max_tokens=request.max_tokens,
             sequences=request.sequences,
         )
+
+    def bypass(self, waiting: Waiting, servers: Servers, engine: EngineBelief, now: float) -> None:
+        """As ``wait`` and ``dispatch`` at once, for a newcomer that meets nobody who waits."""
+        request = waiting.request
+        entry = self.entries[request.id] = Entry(waiting, sliceable=request.sliceable)
+        self.overload.bypass(waiting, servers, now)
+        entry.bill = self.backlog.bypass(request, servers, now)
+        self.turns.count_alone()
+        entry.bill.charge(request.prompt_tokens, now, last=True)
+        self._give(entry, engine, now)
 
     def adopt(self, waiting: Waiting, engine: EngineBelief, tokens: int, now: float) -> None:
         """Note that ``engine`` has a request already, that another replica has released, and ``tokens`` of its answer.

@@ -83,6 +83,11 @@ class Occupancy:
         holding.waiting = waiting
         self._recount(holding)
 
+    def know(self, flow: Flow) -> None:
+        """As a ``wait`` that is over at once."""
+        if flow not in self._holdings:
+            self._holdings[flow] = _Holding()
+
     def _recount(self, holding: _Holding) -> None:
         peak = max(holding.peak, holding.earlier_peak)
         kept = 0.0 if holding.waiting else max(peak - holding.tokens, holding.longest, holding.earlier_longest)

@@ -205,6 +205,11 @@ class Outflow:
         if (own := self._flows.get(flow)) is not None:
             own.arrive(key, tokens, now)
 
+    def bypass(self, key: float, tokens: int, now: float) -> None:
+        """As ``wait``, ``arrive`` and ``release`` at once: it ends nobody's wait, but is work that has come in."""
+        self._counted_until = now
+        self._all.arrive(key, tokens, now)
+
     def begin_anew(self, now: float) -> None:
         """Forget what was seen: other engines serve all that waits from now on."""
         self.releases = 0

@@ -76,6 +76,10 @@ class Overload:
         if has_limit(request):
             self._due.add(waiting)
 
+    def bypass(self, waiting: Waiting, servers: Servers, now: float) -> None:
+        """As ``wait``, ``arrive`` and ``release`` at once, where nobody else waits."""
+        self._outflow(servers).bypass(waiting.key, _work(waiting.request), now)
+
     def release(self, waiting: Waiting, servers: Servers, now: float) -> None:
         request = waiting.request
         self._outflows[servers].release(waiting.key, waiting.number, _work(request), now, flow_of(request))

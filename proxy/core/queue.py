@@ -202,6 +202,10 @@ class Backlog:
         self.remove(waiting)
         return bill
 
+    def bypass(self, request: Request, servers: Servers, now: float) -> Bill:
+        """As ``push`` and ``take`` at once, where nobody waits for these engines."""
+        return self._shares_of(servers).bypass(flow_of(request), now)
+
     def share_of(self, request: Request, servers: Servers) -> float:
         """The part of these engines' service that is the request's flow's, beside those that wait now."""
         shares = self._shares.get(servers)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, assert_never
 
+from proxy.core.bypass import bypass
 from proxy.core.config import SchedulerConfig
 from proxy.core.entrance import hold_bounds, make_room, why_refuse
 from proxy.core.events import (
@@ -258,7 +259,8 @@ class Scheduler:
 
     # -- what happened --
 
-    def _enqueue(self, request: Request, arrived_at: float, now: float) -> list[Action]:
+    def _enqueue(self, request: Request, arrived_at: float, now: float, *, alone: bool = True) -> list[Action]:
+        """Let a request come in; ``alone``: and no other at this moment, with which it would have to be compared."""
         if request.id in self._ledger.entries:
             raise ValueError(f"request id {request.id!r} is in use")
         for engine in self._ledger.engines.values():
@@ -270,6 +272,12 @@ class Scheduler:
         key = self._key(request, arrived_at)
         if self._draining:
             return [ledger.overload.refuse(request, RejectReason.DRAINING, arrived_at, now)]
+        if alone:
+            number = self._arrivals + 1
+            released = bypass(ledger, config, request, key=key, arrived_at=arrived_at, number=number, now=now)
+            if released is not None:
+                self._arrivals = number
+                return [released]
         refusal = why_refuse(ledger, config, request, key=key, arrived_at=arrived_at, now=now)
         if refusal is not None:
             return [refusal]
@@ -311,7 +319,7 @@ class Scheduler:
         # In their order, as the first may be let in although the queue is full, or may not be waited in.
         for request, arrived_at in sorted(newcomers, key=lambda of: self._key(*of)):
             if request.id not in ledger.entries:
-                refused += self._enqueue(request, arrived_at, now)
+                refused += self._enqueue(request, arrived_at, now, alone=False)
         return refused
 
     # -- what to do --

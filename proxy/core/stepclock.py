@@ -9,17 +9,20 @@ of release. That is enough to know how many released prompt tokens it has still 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain, repeat
 from math import ceil, floor, inf
 from typing import TYPE_CHECKING
 
 from proxy.core.blame import Blame, blame
 from proxy.core.feedback import FeedbackDelay
-from proxy.core.forecast import HORIZON, Forecast, Spread, foresee
+from proxy.core.forecast import HORIZON, Forecast, Spread, foresee, intake
 from proxy.core.selfreport import SelfReports
 from proxy.core.steplog import Prefill, StepLog
 from proxy.core.stepmodel import OnlineStepModel, StepLoad
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from proxy.core.limits import EngineLimits
 
 
@@ -99,19 +102,25 @@ class StepClock:
 
     def untaken(self) -> int:
         """Released prompt tokens that are not part of the step under way either."""
-        return self.backlog - self._loads()[0].prefill_tokens
+        return self.backlog - self._spread().tokens[0] if self.backlog else 0
 
     def forecast(self, now: float, *, soonest: bool = False) -> Forecast:
         """What is in the step under way and, of what has been released, in those to come, each with all decodes.
 
         ``soonest``: if everything on its way arrives as soon as it can.
         """
-        return foresee(self._loads(soonest=soonest), self.model, self._step_began_at, now)
+        loads = self._loads(soonest=soonest)
+        return Forecast(loads, list(foresee(loads, self.model, self._step_began_at, now)))
 
     def intake(self, released_at: float, now: float) -> range:
         """The steps, counted from the one under way, any of which may take in what was released then."""
-        late = self._intake(self.forecast(now), released_at)
-        soon = self._intake(self.forecast(now, soonest=True), released_at)
+        if not self.backlog:
+            return self._intake(repeat(StepLoad(0, len(self._streams), self._stream_context)), released_at, now)
+        spread, soonest = self._spread(), self._spread(soonest=True)
+        late = self._intake(spread.loads(len(self._streams), self._stream_context), released_at, now)
+        if soonest is spread:
+            return late
+        soon = self._intake(soonest.loads(len(self._streams), self._stream_context), released_at, now)
         return range(min(late.start, soon.start), max(late.stop, soon.stop))
 
     def last_call(self) -> float:
@@ -126,18 +135,23 @@ class StepClock:
             soonest = min(soonest, model.predict(load) - model.earliness_seconds(load))
         return floor(1e6 * (self._step_began_at + soonest - self.delay.seconds)) / 1e6
 
-    def _intake(self, forecast: Forecast, released_at: float) -> range:
-        delay = self.delay
-        error_seconds = self.model.margin_seconds(forecast.loads[0])
-        return forecast.intake(
-            released_at + delay.least_seconds, released_at + delay.seconds, delay.steps, error_seconds
+    def _intake(self, loads: Iterator[StepLoad], released_at: float, now: float) -> range:
+        delay, first = self.delay, next(loads)
+        ends_at = foresee(chain((first,), loads), self.model, self._step_began_at, now)
+        return intake(
+            self._step_began_at,
+            ends_at,
+            released_at + delay.least_seconds,
+            released_at + delay.seconds,
+            steps_ahead=delay.steps,
+            error_seconds=self.model.margin_seconds(first),
         )
 
     def _loads(self, *, soonest: bool = False) -> list[StepLoad]:
         decodes, kv_tokens = len(self._streams), self._stream_context
         if not self.backlog:
             return [StepLoad(0, decodes, kv_tokens)] * HORIZON
-        return self._spread(soonest=soonest).loads(decodes, kv_tokens)
+        return list(self._spread(soonest=soonest).loads(decodes, kv_tokens))
 
     def _spread(self, *, soonest: bool = False) -> Spread:
         """The prompts over the steps, each when it joins, or at the ``soonest`` when it may."""
@@ -175,8 +189,19 @@ class StepClock:
         """Take out a prompt that is over, or has become a stream."""
         prefill = self._prefills.pop(key, None)
         if prefill is not None and prefill.remaining:
-            self._spread_anew()
+            self._take_from_spread(prefill)
         return prefill
+
+    def _take_from_spread(self, prefill: Prefill) -> None:
+        """Take a prompt out of what is known, where that does not let others move up."""
+        late, soon = self._spread_out, self._soonest
+        if (late is not None and not late.whole) or (soon is not None and not soon.whole):
+            self._spread_anew()
+            return
+        if late is not None:
+            late.take_out(prefill, prefill.joins)
+        if soon is not None and soon is not late:
+            soon.take_out(prefill, prefill.may_join)
 
     def _unfinished(self) -> list[Prefill]:
         """The prompts with tokens left to work on, in the order of their release.
@@ -250,7 +275,8 @@ class StepClock:
         streamed: bool = True,
         of: str | None = None,
     ) -> None:
-        joins, may_join = self._joins(now, now)
+        idle = not self.outstanding  # this prompt itself begins the next step
+        joins, may_join = (self._step, self._step) if idle else self._joins(now, now)
         fits = self.untaken() + tokens <= self.prefill_budget
         if not fits:
             for prefill in reversed(self._prefills.values()):
@@ -263,8 +289,7 @@ class StepClock:
             and not self._silent
             and not any(p.doubts for p in self._prefills.values())  # what keeps those may keep this one
         )
-        if not self.outstanding:  # idle: this prompt itself begins the next step
-            joins = may_join = self._step
+        if idle:
             self._step_began_at = now
         elif not self.backlog and now >= self._step_began_at + self._patience_seconds():
             self._step_began_at = now  # silent, and for long: nobody knows when the step under way began

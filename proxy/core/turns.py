@@ -47,6 +47,10 @@ class Turns:
         """Count a request that has just left ``queue``, and of it ``lane``; ``urgent``: as it was in there."""
         self.counts[self._turn(waiting, queue, lane, now, urgent=urgent)] += 1
 
+    def count_alone(self) -> None:
+        """Count a request that was alone, and was not even put into a queue."""
+        self.counts[Turn.ALONE] += 1
+
     def _turn(self, waiting: Waiting, queue: WaitingQueue, lane: Lane, now: float, *, urgent: bool) -> Turn:
         if not queue:
             return Turn.ALONE

@@ -1,12 +1,13 @@
 """``proxy.core.forecast``: what the steps to come hold, when they end, and which takes in what is sent now."""
 
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.forecast import HORIZON, Forecast, Spread, foresee
+from proxy.core.forecast import HORIZON, Spread, foresee, intake
 from proxy.core.steplog import Prefill
 from proxy.core.stepmodel import OnlineStepModel, StepLoad
 
@@ -23,7 +24,7 @@ def spread_of(*prefills: tuple[int, int], budget: int = 100, under_way: int = 7)
     """``prefills``: tokens, and how many steps after the one under way each joins."""
     spread = Spread(under_way, budget)
     spread.add((make_prefill(size), under_way + later) for size, later in prefills)
-    return spread.loads(decodes=3, kv_tokens=500)
+    return list(spread.loads(decodes=3, kv_tokens=500))
 
 
 # -- what the steps hold --
@@ -56,7 +57,7 @@ def test_who_joins_beyond_the_horizon_is_counted_in_its_last_step() -> None:
 def test_attention_is_over_all_of_the_prompt_before_each_token() -> None:
     spread = Spread(0, 100)
     spread.add([(make_prefill(150, context=1000), 0)])
-    loads = spread.loads(0, 0)
+    loads = list(spread.loads(0, 0))
     assert [load.attention for load in loads] == [100 * (850 + 50), 50 * (950 + 25), 0, 0, 0]
 
 
@@ -73,55 +74,83 @@ def test_no_step_holds_more_than_its_budget_and_no_prompt_counts_twice(
         assert loads[-1].prefill_tokens == budget, "what is left is left for want of room alone"
 
 
+@given(
+    prefills=st.lists(st.tuples(st.integers(1, 400), st.integers(-2, 9)), max_size=12),
+    budget=st.integers(1, 5000),
+    data=st.data(),
+)
+def test_who_is_taken_out_leaves_what_there_would_be_without(
+    prefills: list[tuple[int, int]], budget: int, data: st.DataObject
+) -> None:
+    added = [(make_prefill(size, context=size + 77), 7 + later) for size, later in prefills]
+    spread = Spread(7, budget)
+    spread.add(added)
+    while added and spread.whole:
+        spread.take_out(*added.pop(data.draw(st.integers(0, len(added) - 1))))
+        left = Spread(7, budget)
+        left.add(added)
+        assert list(spread.loads(3, 500)) == list(left.loads(3, 500))
+
+
+def test_whole_is_a_spread_whose_prompts_all_find_room_in_the_step_that_they_join() -> None:
+    for budget, whole in ((100, True), (99, False)):
+        spread = Spread(0, budget)
+        spread.add([(make_prefill(40), 1), (make_prefill(60), 1), (make_prefill(20), 0)])
+        assert spread.whole is whole
+
+
 # -- when they end --
 
 
 def test_the_steps_follow_each_other_as_long_as_the_model_says() -> None:
     model = OnlineStepModel()
     loads = spread_of((250, 1))
-    forecast = foresee(loads, model, began_at=5.0, now=5.001)
-    ends = [5.0, *forecast.ends_at]
+    ends = [5.0, *foresee(loads, model, began_at=5.0, now=5.001)]
     assert [b - a for a, b in pairwise(ends)] == pytest.approx([model.predict(load) for load in loads])
 
 
 def test_a_step_that_lasts_longer_than_predicted_ends_now_at_the_earliest() -> None:
     model = OnlineStepModel()
     loads = spread_of()
-    forecast = foresee(loads, model, began_at=5.0, now=7.0)
-    assert forecast.ends_at[:2] == [7.0, 7.0 + model.predict(loads[1])]
+    ends = list(foresee(loads, model, began_at=5.0, now=7.0))
+    assert ends[:2] == [7.0, 7.0 + model.predict(loads[1])]
 
 
 # -- which step takes it in --
 
 
-def forecast_of(*ends_at: float, began_at: float = 0.0) -> Forecast:
-    return Forecast(spread_of(), began_at, list(ends_at))
-
-
-EVEN = forecast_of(0.1, 0.2, 0.3, 0.4, 0.5)
+def taken_in(
+    soonest: float,
+    latest: float,
+    ahead: int,
+    error: float,
+    ends_at: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.5),
+) -> range:
+    """The step under way began at 0."""
+    return intake(0.0, ends_at, soonest, latest, steps_ahead=ahead, error_seconds=error)
 
 
 @pytest.mark.parametrize(
     ("arrives", "step"), [(-0.01, 0), (0.0, 1), (0.05, 1), (0.1, 1), (0.11, 2), (0.25, 3), (0.35, 4), (9.0, 4)]
 )
 def test_a_step_takes_in_what_came_before_it_began(arrives: float, step: int) -> None:
-    assert EVEN.intake(arrives, arrives, 0, 0.0) == range(step, step + 1)
+    assert taken_in(arrives, arrives, 0, 0.0) == range(step, step + 1)
 
 
 @pytest.mark.parametrize(("arrives", "step"), [(-0.01, 1), (0.0, 2), (0.05, 2), (0.11, 3), (0.25, 4), (9.0, 4)])
 def test_an_engine_that_schedules_ahead_takes_it_in_a_step_later(arrives: float, step: int) -> None:
-    assert EVEN.intake(arrives, arrives, 1, 0.0) == range(step, step + 1)
+    assert taken_in(arrives, arrives, 1, 0.0) == range(step, step + 1)
 
 
 def test_who_may_come_before_or_after_a_steps_end_may_be_in_either() -> None:
-    assert EVEN.intake(0.05, 0.15, 0, 0.0) == range(1, 3)
-    assert EVEN.intake(0.05, 0.25, 0, 0.0) == range(1, 4)
+    assert taken_in(0.05, 0.15, 0, 0.0) == range(1, 3)
+    assert taken_in(0.05, 0.25, 0, 0.0) == range(1, 4)
 
 
 def test_the_ends_of_steps_are_known_only_within_the_models_error() -> None:
-    assert EVEN.intake(0.095, 0.095, 0, 0.0) == range(1, 2)
-    assert EVEN.intake(0.095, 0.095, 0, 0.01) == range(1, 3)
-    assert EVEN.intake(0.105, 0.105, 0, 0.01) == range(1, 3)
+    assert taken_in(0.095, 0.095, 0, 0.0) == range(1, 2)
+    assert taken_in(0.095, 0.095, 0, 0.01) == range(1, 3)
+    assert taken_in(0.105, 0.105, 0, 0.01) == range(1, 3)
 
 
 @given(
@@ -135,8 +164,22 @@ def test_there_is_always_a_step_and_it_is_foreseen(
     durations: list[float], soonest: float, spread_seconds: float, error: float, ahead: int
 ) -> None:
     ends = [sum(durations[: n + 1]) for n in range(HORIZON)]
-    steps = forecast_of(*ends).intake(soonest, soonest + spread_seconds, ahead, error)
+    steps = taken_in(soonest, soonest + spread_seconds, ahead, error, ends)
     assert len(steps) >= 1
     assert ahead <= steps[0] <= steps[-1] < HORIZON
-    certain = forecast_of(*ends).intake(soonest, soonest, ahead, 0.0)
+    certain = taken_in(soonest, soonest, ahead, 0.0, ends)
     assert certain[0] in steps, "doubt adds steps and takes none away"
+
+
+def test_no_further_step_is_foreseen_than_it_takes() -> None:
+    asked_for: list[float] = []
+
+    def ends() -> Iterator[float]:
+        for end in (0.1, 0.2, 0.3):
+            asked_for.append(end)
+            yield end
+
+    assert intake(0.0, ends(), 0.05, 0.05, steps_ahead=0, error_seconds=0.01) == range(1, 2)
+    assert asked_for == [0.1]
+    assert intake(0.0, ends(), -0.05, -0.01, steps_ahead=0, error_seconds=0.01) == range(1)
+    assert asked_for == [0.1]

@@ -132,12 +132,16 @@ class AnyEvents(RuleBasedStateMachine):
         self, config: SchedulerConfig, engines: dict[str, EngineLimits], first: list[Newcomer], lengths: int | None
     ) -> None:
         """``lengths``: of the outputs that were seen before; ``None``: there were none."""
-        self.scheduler = Scheduler(config)
-        for _ in range(200 if lengths else 0):
-            self.scheduler._ledger.growth.pooled.learn(lengths or 0)
+        self.scheduler = self.make_scheduler(config, [lengths] * 200 if lengths else [])
         for engine, of in engines.items():
             self.engine_up(engine, of)
         self.arrive(first)
+
+    def make_scheduler(self, config: SchedulerConfig, lengths: list[int]) -> Scheduler:
+        scheduler = Scheduler(config)
+        for length in lengths:
+            scheduler._ledger.growth.pooled.learn(length)
+        return scheduler
 
     # -- time --
 

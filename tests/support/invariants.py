@@ -147,7 +147,8 @@ def check_engine(engine: EngineBelief) -> None:
     for soonest in (False, True):
         spread = Spread(engine.step, engine.prefill_budget)
         spread.add((p, p.may_join if soonest else p.joins) for p in prefills.values())
-        assert engine._loads(soonest=soonest) == spread.loads(engine.decodes, engine._stream_context), "it is kept up"
+        loads = list(spread.loads(engine.decodes, engine._stream_context))
+        assert engine._loads(soonest=soonest) == loads, "it is kept up"
     assert engine.step_seconds > 0
     assert 1 <= engine.prefill_budget <= engine.limits.token_budget
     assert engine.reports.foreign >= 0
