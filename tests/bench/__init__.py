@@ -1,1 +1,1 @@
-"""What the proxy costs: ``make bench``, or ``python -m bench overhead|memory|queue`` (docs/performance.md)."""
+"""What the proxy costs: ``make bench``, or ``python -m bench --help`` (docs/performance.md)."""

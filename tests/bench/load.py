@@ -11,9 +11,9 @@ _PROMPT = "All happy families are alike; each unhappy family is unhappy in its o
 """Some 460 bytes, as a short question has with its instructions."""
 
 
-def request(url: str, tokens: int) -> bytes:
-    """Return a streamed chat request that asks for so many tokens."""
-    message = f'{{"role": "user", "content": "{_PROMPT}"}}'
+def request(url: str, tokens: int, begin: str = "") -> bytes:
+    """Return a streamed chat request that asks for so many tokens; its prompt has a beginning of its own, if told."""
+    message = f'{{"role": "user", "content": "{begin}{_PROMPT}"}}'
     body = f'{{"model": "null", "stream": true, "max_tokens": {tokens}, "messages": [{message}]}}'.encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\nContent-Type: application/json\r\n"
     return f"{head}Authorization: Bearer sk-bench\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body

@@ -6,8 +6,9 @@ what the proxy costs whatever else the machine does.
 
 from __future__ import annotations
 
+import os
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,8 @@ from bench.load import Load
 from loadgen.children import running
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from loadgen.children import Child
 
@@ -60,8 +62,11 @@ class Overhead:
         return "\n".join([*lines, f"{'ratio':<12}{self.request_ratio:>12.2f}{self.token_ratio:>12.2f}"])
 
 
-async def measure(rounds: int, more: Sequence[str] = (), *, share: float = 1.0) -> Overhead:
-    """Measure both; ``more``: arguments for ``slai-proxy serve``; ``share``: of the usual number of requests."""
+async def measure(rounds: int, more: Sequence[str] = (), *, share: float = 1.0, tree: Path | None = None) -> Overhead:
+    """Measure both; ``more``: arguments for ``slai-proxy serve``; ``share``: of the usual number of requests.
+
+    ``tree``: a checkout whose proxy is measured instead.
+    """
     async with AsyncExitStack() as stack:
 
         async def start(name: str, arguments: Sequence[str], pattern: str) -> Child:
@@ -70,7 +75,8 @@ async def measure(rounds: int, more: Sequence[str] = (), *, share: float = 1.0) 
         upstream = await start("server", ["loadgen.nullserver", "--step", str(_STEP_SECONDS)], r"(http://\S+)")
         relay = await start("relay", ["bench.relay", upstream.address], r"listens on (http://\S+)")
         serve = ["proxy", "serve", "--engines", upstream.address, "--port", "0", *PATIENT, *more]
-        proxy = await start("proxy", serve, r"listens on (http://\S+)")
+        with first_on_path(tree):
+            proxy = await start("proxy", serve, r"listens on (http://\S+)")
         found: dict[Child, list[Costs]] = {relay: [], proxy: []}
         for turn in range(rounds + 1):
             for child in (relay, proxy) if turn % 2 else (proxy, relay):
@@ -98,6 +104,17 @@ async def _cpu_seconds(child: Child, *, requests: int, tokens: int) -> float:
 def process_cpu_seconds(pid: int) -> float:
     """CPU time of another process, in all its threads (clock_getcpuclockid(3) has the number)."""
     return time.clock_gettime((~pid << 3) | 2)
+
+
+@contextmanager
+def first_on_path(tree: Path | None) -> Iterator[None]:
+    """Let processes started here import what is in ``tree``."""
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = f"{tree.resolve()}:{before}" if tree is not None else before
+    try:
+        yield
+    finally:
+        os.environ["PYTHONPATH"] = before
 
 
 def _least(costs: Sequence[Costs]) -> Costs:
