@@ -260,7 +260,11 @@ class Scheduler:
     # -- what happened --
 
     def _enqueue(self, request: Request, arrived_at: float, now: float, *, alone: bool = True) -> list[Action]:
-        """Let a request come in; ``alone``: and no other at this moment, with which it would have to be compared."""
+        """Let a request come in.
+
+        ``alone``: as clients send it; others may come with one that changes hands, with which it has to be compared,
+        and that says nothing of how many will come next.
+        """
         if request.id in self._ledger.entries:
             raise ValueError(f"request id {request.id!r} is in use")
         for engine in self._ledger.engines.values():
@@ -286,7 +290,8 @@ class Scheduler:
         waiting = Waiting(request, arrived_at, key, self._arrivals)
         ledger.entries[request.id] = Entry(waiting, sliceable=request.sliceable)
         ledger.wait(waiting, now)
-        ledger.overload.arrive(waiting, ledger.backlog.servers_of(waiting), now)
+        if alone:
+            ledger.overload.arrive(waiting, ledger.backlog.servers_of(waiting), now)
         return refused
 
     def _key(self, request: Request, arrived_at: float) -> float:

@@ -10,7 +10,7 @@ from playbook import Play
 
 from proxy.core.actions import Reject
 from proxy.core.admission import GateConfig
-from proxy.core.events import Arrived
+from proxy.core.events import Arrived, HandedOver
 from proxy.core.ordering import first_come_first_served
 from proxy.core.overload import MAX_SENT_AWAY
 from proxy.core.request import RELAXED, RejectReason, RequestClass
@@ -106,6 +106,14 @@ class TestLimit:
         play.not_started("x", 30.0)
         assert play.tick(at=play.now + 30.0) == ["dispatch x e0"]
         assert play.scheduler.outflow_tokens_per_second >= 0.9 * rate
+
+    def test_those_who_change_hands_say_nothing_of_who_comes_next(self) -> None:
+        play = seasoned(queue_timeout_seconds=100.0)
+        waited = tuple(Arrived(make_request(f"h{n}", 1000), play.now - 30.0) for n in range(60))
+        play.handle(HandedOver(waiting=waited))
+        assert play.arrive("new", 1000) == []
+        assert play.arrive("hasty", 1000, request_class=LIMITED) == ["reject hasty too_late"]
+        assert refusal(play).estimated_wait_seconds == pytest.approx(62.0, rel=0.25)
 
     def test_a_queue_of_another_model_says_nothing(self) -> None:
         play = Play(engines={"a": ["a"], "b": ["b"]}, max_num_seqs=1)
