@@ -10,7 +10,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
-from proxy.core.events import Arrived, EngineReported, EngineUp, SliceEnded
+from proxy.core.events import Arrived, Ended, EngineReported, EngineUp, SliceEnded
 from proxy.core.fleet import FleetConfig, Letter, Member, Register, Role
 from proxy.core.scheduler import Scheduler
 from proxy.sim.fleet import Clock, microseconds
@@ -85,8 +85,10 @@ class Replicas:
                 request_id = request.id
             case SliceEnded(piece):
                 request_id = piece.request_id
+            case Ended(request_id):
+                pass
             case _:
-                request_id = event.request_id  # type: ignore[union-attr]  # no others happen in a simulation
+                raise TypeError(f"{type(event).__name__} does not happen in a simulation")
         of = self._of(request_id)
         return self._after(of, of.handle(event, now))
 
