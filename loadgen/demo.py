@@ -17,7 +17,7 @@ from loadgen.report import SCHEMA_VERSION, Document, build_document, describe_cl
 from loadgen.runner import NotReadyError, run_workload, wait_until_ready
 from proxy import __version__
 from proxy.core.config import SchedulerConfig
-from proxy.core.ordering import shortest_prompt_first
+from proxy.core.ordering import AGING_SECONDS
 from proxy.core.request import RequestClass
 from proxy.sim.engine import EngineConfig
 from proxy.sim.profiles import PROFILES
@@ -42,7 +42,6 @@ PROFILE = "rtx6000ada"
 ENGINES = 2
 TOKEN_BUDGET = 512
 MAX_NUM_SEQS = 128
-AGING_SECONDS = 10.0
 
 # The longest answers of ShareGPT take over a minute. Until as many end as begin the load still grows, and a
 # demonstration has no time to wait for that.
@@ -155,7 +154,7 @@ def _simulation_config() -> SimulationConfig:
 
 
 def _scheduler_config() -> SchedulerConfig:
-    return SchedulerConfig(ordering=shortest_prompt_first(AGING_SECONDS))
+    return SchedulerConfig()
 
 
 def _engine_arguments(plan: DemoPlan) -> list[str]:

@@ -25,6 +25,7 @@ from yarl import URL
 from proxy.core.admission import GateConfig
 from proxy.core.config import SchedulerConfig
 from proxy.core.limits import CacheConfig, EngineLimits
+from proxy.core.ordering import AGING_SECONDS
 from proxy.core.policies import PolicyName, configure
 from proxy.core.request import RequestClass
 from proxy.core.tiles import TileConfig
@@ -107,7 +108,7 @@ class Settings(BaseSettings):
     waiting: best for the median TTFT. slai: spf, and a prompt waits when it would make streams miss their TBT deadline.
     fcfs: in order of arrival. rad: in order of arrival, for throughput: each engine is kept just full enough (fewer
     sequences, more even TBT), and TTFT waits; no TBT promise."""
-    aging_seconds: Seconds = 10.0
+    aging_seconds: Seconds = AGING_SECONDS
     """A waiting prompt counts as half as long after each such time."""
     max_wait_seconds: Seconds = 60.0
     """Who has waited this long goes first."""

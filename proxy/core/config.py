@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from proxy.core.admission import GateConfig
 from proxy.core.health import HealthConfig
-from proxy.core.ordering import Ordering, shortest_prompt_first
+from proxy.core.ordering import AGING_SECONDS, Ordering, shortest_prompt_first
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class SchedulerConfig:
     """Rules of the queue. All durations are seconds."""
 
-    ordering: Ordering = field(default_factory=lambda: shortest_prompt_first(10.0))
+    ordering: Ordering = field(default_factory=lambda: shortest_prompt_first(AGING_SECONDS))
     gate: GateConfig = field(default_factory=GateConfig)
     tiles: TileConfig | None = None
     """How to cut prompts into tiles; ``None``: they are released whole, by the gate."""

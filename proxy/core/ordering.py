@@ -9,6 +9,10 @@ from math import log2
 Ordering = Callable[[int, float], float]
 """``(prompt_tokens, arrived_at) -> key``."""
 
+AGING_SECONDS = 3.0
+"""In what time of waiting a prompt comes to count as half as long, unless told otherwise. Longer, and the median TTFT
+gains a little near capacity, and much beyond it, but the longest prompts wait for it: docs/results.md has both."""
+
 
 # Values and not closures, so that they can be written down, compared and told.
 

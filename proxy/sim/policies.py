@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxy.core.admission import GateConfig
 from proxy.core.config import SchedulerConfig
+from proxy.core.ordering import AGING_SECONDS
 from proxy.core.policies import PolicyName, configure
 from proxy.core.tiles import TileConfig
 from proxy.sim.custom import as_ordering, is_engine_scheduler, load, proxy_with
@@ -27,7 +28,7 @@ class PolicyOptions:
     """What can be turned on a policy; one that has no use for an option ignores it."""
 
     backlog_factor: float = _GATE.backlog_factor
-    aging_seconds: float = 10.0
+    aging_seconds: float = AGING_SECONDS
     """A waiting prompt counts half as long with every such time."""
     feedback_seconds: float = _GATE.feedback_seconds
     tenant_headroom: float = _GATE.tenant_headroom

@@ -157,7 +157,7 @@ def test_a_process_that_dies_under_load_ends_the_demonstration(
 def test_the_proxy_gets_its_seconds_in_real_time() -> None:
     words = demo._proxy_arguments(DemoPlan(speed=4), "http://a,http://b")
     options = dict(zip(words[2::2], words[3::2], strict=True))
-    assert (options["--aging-seconds"], options["--max-wait-seconds"]) == ("2.5", "15.0")
+    assert (options["--aging-seconds"], options["--max-wait-seconds"]) == ("0.75", "15.0")
     assert options["--engines"] == "http://a,http://b"
 
 

@@ -74,7 +74,7 @@ def test_json_tells_how_to_do_it_again(simulate: Simulate, trace: str) -> None:
     assert config["classes"] == [{"name": "all", "share": 1.0, "ttft_s": 2.0, "tbt_s": None, "weight": 1.0}]
     assert (config["profile"], config["engines"], config["network_s"]) == ("h100", 2, 0.004)
     assert (config["rates"], config["seeds"], config["policies"]) == ([1.5, 2.5], [1, 2], ["fcfs", "gate"])
-    assert (config["token_budget"], config["watermark"], config["aging_s"]) == (512, 0.0, 10.0)
+    assert (config["token_budget"], config["watermark"], config["aging_s"]) == (512, 0.0, 3.0)
 
 
 def test_processes_change_no_figure(simulate: Simulate, trace: str) -> None:

@@ -32,9 +32,9 @@ def test_an_order_that_is_the_proxys_own_gives_the_same_run(
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "mine_same.py").write_text(
-        "from proxy.core.ordering import ShortestPromptFirst\n"
+        "from proxy.core.ordering import AGING_SECONDS, ShortestPromptFirst\n"
         "from proxy.sim.policies import POLICIES\n"
-        "spf = ShortestPromptFirst(10.0)\n"
+        "spf = ShortestPromptFirst(AGING_SECONDS)\n"
         "whole = POLICIES['slai-engine']\n"
     )
     found = run("gate,mine_same:spf,slai-engine,mine_same:whole", capsys)

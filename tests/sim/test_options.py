@@ -41,7 +41,7 @@ def test_defaults_are_the_papers_set_up(parse: Parse) -> None:
         "jitter": False,
         "network_ms": 1.0,
         "backlog_factor": PolicyOptions().backlog_factor,
-        "aging_seconds": 10.0,
+        "aging_seconds": 3.0,
         "tenant_headroom": PolicyOptions().tenant_headroom,
         "replicas": ["1"],
         "message_ms": 1.0,
