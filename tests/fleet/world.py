@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp import web
@@ -18,7 +18,7 @@ from redis_server import free_port
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 MODEL = "counting"
@@ -31,8 +31,8 @@ class CountingEngine:
         self.gap_seconds = gap_seconds
         self.active = 0
         self.most = 0
-        self.started: list[float] = []
-        """When each request came."""
+        self.started: list[tuple[float, str]] = []
+        """When each request came, and the first word of its prompt."""
         self.url = ""
         self._runner: web.AppRunner | None = None
 
@@ -55,10 +55,11 @@ class CountingEngine:
         return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        tokens = int((await request.json())["max_tokens"])
+        asked = await request.json()
+        tokens = int(asked["max_tokens"])
         self.active += 1
         self.most = max(self.most, self.active)
-        self.started.append(monotonic())
+        self.started.append((monotonic(), asked["prompt"].partition(" ")[0]))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         try:
             await response.prepare(request)
@@ -80,14 +81,14 @@ async def _ok() -> web.Response:
 
 @dataclass
 class Replica:
-    """A proxy as a process of its own, with its debug port."""
+    """A proxy as a process of its own."""
 
     name: str
     engines: list[str]
     redis: str
+    """Empty: it is no member of a fleet."""
     flags: tuple[str, ...] = ()
     port: int = field(default_factory=free_port)
-    debug_port: int = field(default_factory=free_port)
     process: asyncio.subprocess.Process | None = None
 
     @property
@@ -101,11 +102,11 @@ class Replica:
 
     async def start(self, log: Path) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SLAI_")}
-        arguments = ["serve", "--port", str(self.port), "--debug-port", str(self.debug_port)]
-        arguments += ["--engines", ",".join(self.engines), "--redis", self.redis, "--queue-timeout-seconds", "120"]
+        arguments = ["serve", "--port", str(self.port), "--engines", ",".join(self.engines), *self.flags]
+        arguments += ["--queue-timeout-seconds", "600", *(("--redis", self.redis) if self.redis else ())]
         with log.open("ab") as output:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "proxy", *arguments, *self.flags, stderr=output, env=environment
+                sys.executable, "-m", "proxy", *arguments, stderr=output, env=environment
             )
         async with asyncio.timeout(60), aiohttp.ClientSession() as client:
             while True:
@@ -115,16 +116,16 @@ class Replica:
                             return
                 await asyncio.sleep(0.05)
 
-    async def state(self) -> dict[str, Any]:
-        """What its debug port tells; empty where it does not answer."""
-        with suppress(aiohttp.ClientError, TimeoutError):
-            async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as client,
-                client.get(f"http://127.0.0.1:{self.debug_port}/debug/state") as answer,
-            ):
-                found: dict[str, Any] = await answer.json()
-                return found
-        return {}
+    @property
+    def lives(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    async def role(self) -> str:
+        """Who decides on its requests; empty where it does not tell."""
+        with suppress(aiohttp.ClientError):
+            roles = await self.samples("slai_fleet_role")
+            return next((role for (role,), value in roles.items() if value), "")
+        return ""
 
     async def samples(self, name: str) -> dict[tuple[str, ...], float]:
         async with aiohttp.ClientSession() as client, client.get(f"{self.url}/metrics") as answer:
@@ -151,37 +152,61 @@ class Seen:
     """What the clients of one replica saw."""
 
     outcomes: dict[str, int] = field(default_factory=dict)
-    waits: list[tuple[float, float]] = field(default_factory=list)
-    """When first tokens came, on the clock, and how long they had been waited for."""
+    longest_gap_seconds: float = 0.0
+    """Between two tokens of any of their streams."""
+
+    refused: list[tuple[float, str]] = field(default_factory=list)
+    """When somebody was refused, and the wait that was told, in ms."""
 
     def note(self, outcome: str) -> None:
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
 
-async def ask(replica: Replica, client: aiohttp.ClientSession, seen: Seen, tokens: int, prompt: str) -> None:
-    """Send one streamed request and note how it ended."""
+async def ask(replica: Replica, client: aiohttp.ClientSession, seen: Seen, tokens: int, prompt: str) -> bool:
+    """Send one streamed request and note how it ended; whether it was answered to the end."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "stream": True}
-    began, got, done = monotonic(), 0, False
+    got, done, last = 0, False, 0.0
     try:
         async with client.post(f"{replica.url}/v1/completions", json=body) as answer:
             if answer.status != 200:
-                seen.note(f"refused {answer.status}")
-                return
+                seen.refused.append((monotonic(), answer.headers.get("x-slai-estimated-wait-ms", "")))
+                seen.note(f"refused {answer.headers.get('x-slai-reason', answer.status)}")
+                return False
             async for line in answer.content:
                 if line.startswith(b"data: [DONE]"):
                     done = True
                 elif line.startswith(b"data: {") and b'"error"' in line:
                     seen.note("told of an error")
-                    return
+                    return False
                 elif line.startswith(b"data: {"):
-                    if not got:
-                        seen.waits.append((monotonic(), monotonic() - began))
-                    got += 1
-        seen.note("completed" if done and got == tokens else "cut")
+                    now = monotonic()
+                    if got:
+                        seen.longest_gap_seconds = max(seen.longest_gap_seconds, now - last)
+                    got, last = got + 1, now
+        completed = done and got == tokens
+        seen.note("completed" if completed else "cut")
     except (aiohttp.ClientError, OSError):
         seen.note("cut" if got else "connection lost while waiting")
     except TimeoutError:
         seen.note("hung")
+    else:
+        return completed
+    return False
+
+
+async def unite(replicas: Sequence[Replica], seconds: float = 30) -> list[Replica]:
+    """Wait until one of those that live leads and the others follow, and return them, the leader first.
+
+    Raises:
+        TimeoutError: it does not come to that.
+    """
+    async with asyncio.timeout(seconds):
+        while True:
+            live = [replica for replica in replicas if replica.lives]
+            roles = {replica.name: await replica.role() for replica in live}
+            if sorted(roles.values()) == ["follower"] * (len(live) - 1) + ["leader"]:
+                return sorted(live, key=lambda replica: roles[replica.name] != "leader")
+            await asyncio.sleep(0.1)
 
 
 async def until(condition: Callable[[], object], seconds: float) -> float | None:
