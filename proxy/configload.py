@@ -28,10 +28,6 @@ _TILES_UNUSED = (
     "--tiles has no effect on simulated engines of our own; to try it, start slai-proxy engine --ports 8101,8102"
     " --token-budget 8192, and serve those that it names with its flags and --tiles"
 )
-_QUOTAS_APART = (
-    "requests_per_minute, tokens_per_minute and concurrency of an API key hold at each process by itself: of several"
-    " together it may have as many times as much, so divide them by the number of processes"
-)
 ENTRIES: dict[str, type[BaseModel]] = {"classes": ClassSettings, "tenants": TenantSettings, "keys": KeySettings}
 """What the entries of settings that are tables may have."""
 
@@ -45,14 +41,8 @@ def advice(settings: Settings, sources: Mapping[str, str]) -> list[str]:
         budget_advice(settings.token_budget) if settings.tiles and settings.engines else None,
         _TILES_UNUSED if settings.tiles and not settings.engines else None,
         None if settings.engines or settings.state_dir is None else _STATE_UNUSED,
-        _QUOTAS_APART if (settings.workers > 1 or settings.redis is not None) and _may_have_quotas(settings) else None,
     )
     return [line for line in told if line is not None]
-
-
-def _may_have_quotas(settings: Settings) -> bool:
-    limits = ((key.requests_per_minute, key.tokens_per_minute, key.concurrency) for key in settings.keys.values())
-    return settings.keys_file is not None or any(limit is not None for of_key in limits for limit in of_key)
 
 
 def load_settings(arguments: Sequence[str], program: str, what: str = "") -> tuple[Settings, dict[str, str]]:

@@ -209,17 +209,6 @@ class TestValues:
         (told,) = advice(*load("--tiles"))
         assert told.startswith("--tiles has no effect on simulated engines of our own; ")
 
-    def test_quotas_that_hold_at_each_of_several_processes_are_told(self) -> None:
-        sha256 = "0" * 64
-        limited = f'{{"a": {{"sha256": "{sha256}", "concurrency": 3}}}}'
-        several = ("--engines", "http://a:1", "--workers", "2")
-        (told,) = advice(*load(*several, "--keys", limited))
-        assert "divide them by the number of processes" in told
-        assert advice(*load("--redis", "redis://h", "--keys", limited)) == [told]
-        assert advice(*load(*several, "--keys-file", "/keys.yaml")) == [told]
-        assert advice(*load("--keys", limited)) == []
-        assert advice(*load(*several, "--keys", f'{{"a": {{"sha256": "{sha256}"}}}}')) == []
-
     def test_a_state_directory_for_simulated_engines_is_told_to_be_of_no_use(self) -> None:
         text = "--state-dir is not used for simulated engines of our own"
         assert advice(*load("--state-dir", "/tmp/x")) == [text]

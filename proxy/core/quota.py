@@ -20,6 +20,7 @@ _MINUTE = 60.0
 _FIRST_OUTPUT = 256.0
 """Tokens that an answer without a limit is taken to have, until the key's own answers tell."""
 _OUTPUT_WEIGHT = 0.1
+_ROUNDING = 1e-9
 _LONGEST_LINE = 120.0
 """Seconds. OpenAI's client libraries do not heed a longer wait."""
 _GOLDEN = 0.6180339887498949
@@ -45,6 +46,11 @@ class QuotaLimits:
     def __post_init__(self) -> None:
         if any(limit is not None and limit < 1 for limit in self._all()):
             raise ValueError("limits must be at least 1")
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a limit at all."""
+        return self._all() != (None, None, None)
 
     def _all(self) -> tuple[int | None, ...]:
         return self.requests_per_minute, self.tokens_per_minute, self.concurrency
@@ -77,12 +83,29 @@ class Remaining:
     """Until all of it is there again."""
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What is used of a quota, and has not come back since: what its buckets lack of being full."""
+
+    requests: float = 0.0
+    tokens: float = 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.requests + other.requests, self.tokens + other.tokens)
+
+    def __bool__(self) -> bool:
+        return self != _NOTHING
+
+
+_NOTHING = Usage()
+
+
 class TokenBucket:
     """``limit`` a minute, and room for what comes in ``burst_seconds``. ``now`` never decreases from call to call."""
 
     __slots__ = ("_at", "_burst", "_level", "_line_ends", "_refusals", "limit")
 
-    def __init__(self, limit: int, now: float, burst_seconds: float = _MINUTE) -> None:
+    def __init__(self, limit: float, now: float, burst_seconds: float = _MINUTE) -> None:
         self.limit = limit
         self._burst = burst_seconds / _MINUTE
         self._level = self.capacity
@@ -125,31 +148,43 @@ class TokenBucket:
         """Note that by so much too little was taken before, or (negative) too much."""
         self._level -= amount
 
-    def resize(self, limit: int, now: float) -> None:
-        """Change the limit; what was used of the last minute stays used."""
-        used = self.capacity - self.level(now)
-        self.limit = limit
-        self._level, self._at = min(self.capacity, self.capacity - used), max(self._at, now)
+    def used(self, now: float) -> float:
+        """Return what it lacks of being full."""
+        return self.capacity - self.level(now)
 
-    def remaining(self, now: float, reserved: int = 0) -> Remaining:
-        """What is there now and not reserved."""
+    def set_used(self, amount: float, now: float) -> None:
+        """Have it lack so much."""
+        self._level, self._at = min(self.capacity, self.capacity - amount), max(self._at, now)
+
+    def resize(self, limit: float, now: float, burst_seconds: float = _MINUTE) -> None:
+        """Change the limit; what was used of the last minute stays used."""
+        used = self.used(now)
+        self.limit, self._burst = limit, burst_seconds / _MINUTE
+        self.set_used(used, now)
+
+    def remaining(self, now: float, limit: int, reserved: int = 0) -> Remaining:
+        """What is there now and not reserved. ``limit`` is what is told as such."""
         left = self.level(now) - reserved
-        return Remaining(self.limit, max(0, int(left)), max(0.0, (self.limit - left) * _MINUTE / self.limit))
+        return Remaining(limit, max(0, int(left)), max(0.0, (self.capacity - left) * _MINUTE / self.limit))
 
 
 @dataclass(slots=True)
 class Quota:
-    """The limits of one key and what is used of them."""
+    """The limits of one key and what is used of them, or one of several equal parts of both (``divide``)."""
 
     limits: QuotaLimits
+    """Of the whole."""
     now: float
     active: int = 0
     """Requests under way."""
     reserved: int = 0
     """Tokens that they may still use."""
+    parts: int = 1
+    """Of how many this is one."""
+    usual_output: float = _FIRST_OUTPUT
+    """Tokens that its answers usually have."""
     _requests: TokenBucket | None = field(init=False, default=None)
     _tokens: TokenBucket | None = field(init=False, default=None)
-    _usual_output: float = field(init=False, default=_FIRST_OUTPUT)
 
     def __post_init__(self) -> None:
         self.change(self.limits, self.now)
@@ -157,18 +192,56 @@ class Quota:
     def change(self, limits: QuotaLimits, now: float) -> None:
         """Set other limits; what was used and is held counts on."""
         self.limits = limits
-        self._requests = _resized(self._requests, limits.requests_per_minute, now)
-        self._tokens = _resized(self._tokens, limits.tokens_per_minute, now)
+        self._requests = _resized(self._requests, limits.requests_per_minute, self.parts, now)
+        self._tokens = _resized(self._tokens, limits.tokens_per_minute, self.parts, now)
+
+    def divide(self, parts: int, now: float) -> None:
+        """Be one of so many parts of the whole, of its limits and of what is used of them.
+
+        A part has room for one request; and once it is full, for a prompt that is longer than it.
+        """
+        used = self.used(now)
+        self.parts = parts
+        self.change(self.limits, now)
+        self.set_used(Usage(used.requests / parts, used.tokens / parts), now)
+
+    def unite(self, now: float) -> Usage:
+        """Be a whole of which nothing is used, and return what was used of the part."""
+        used, self.parts = self.used(now), 1
+        self.change(self.limits, now)
+        self.set_used(_NOTHING, now)
+        return used
+
+    def used(self, now: float) -> Usage:
+        """Return what is used; what is reserved is not."""
+        requests, tokens = (0.0 if b is None else max(0.0, b.used(now)) for b in (self._requests, self._tokens))
+        return Usage(requests, tokens)
+
+    def set_used(self, usage: Usage, now: float) -> None:
+        """Have so much used, whatever it was."""
+        for bucket, amount in ((self._requests, usage.requests), (self._tokens, usage.tokens)):
+            if bucket is not None:
+                bucket.set_used(amount, now)
+
+    def hold(self, tokens: int) -> QuotaLease:
+        """Hold what a request was granted elsewhere: it counts there as a request that has come."""
+        self.active += 1
+        self.reserved += tokens
+        return QuotaLease(tokens)
+
+    def let_go(self) -> None:
+        """Forget all that is held: it is another's to count."""
+        self.active = self.reserved = 0
 
     def begin(self, now: float) -> QuotaLease | QuotaRefusal:
         """Let a request in, by its head alone. A refused one uses nothing."""
-        most = self.limits.concurrency
-        if most is not None and self.active >= most:
+        most, limit = self.limits.concurrency, self.limits.requests_per_minute
+        if most is not None and self.active >= max(1, most // self.parts):
             return QuotaRefusal(QuotaReason.CONCURRENCY, most, 1.0)
         bucket = self._requests
-        if bucket is not None:
+        if bucket is not None and limit is not None:
             if wait := bucket.lacks_seconds(1, now):
-                return QuotaRefusal(QuotaReason.REQUESTS, bucket.limit, bucket.turn_seconds(wait, 1, now))
+                return QuotaRefusal(QuotaReason.REQUESTS, limit, bucket.turn_seconds(wait, 1, now))
             bucket.take(1, now)
         self.active += 1
         return QuotaLease()
@@ -179,17 +252,17 @@ class Quota:
         ``max_tokens``: the most that it may generate; what its key's answers usually have where it does not say.
         A whole bucket will do for any output, or a client that allows more than it wants would never be served.
         """
-        bucket = self._tokens
-        if bucket is None or not lease.open:
+        bucket, limit = self._tokens, self.limits.tokens_per_minute
+        if bucket is None or limit is None or not lease.open:
             return None
         self.reserved -= lease.reserved_tokens
         lease.reserved_tokens = 0
-        if prompt_tokens > bucket.limit:
-            return QuotaRefusal(QuotaReason.TOKENS, bucket.limit, None)
-        output = int(self._usual_output) if max_tokens is None else max_tokens
-        wanted = min(prompt_tokens + output, bucket.limit)
+        if prompt_tokens > limit:
+            return QuotaRefusal(QuotaReason.TOKENS, limit, None)
+        output = int(self.usual_output) if max_tokens is None else max_tokens
+        wanted = min(prompt_tokens + output, int(bucket.capacity))
         if wait := bucket.lacks_seconds(wanted + self.reserved, now):
-            return QuotaRefusal(QuotaReason.TOKENS, bucket.limit, bucket.turn_seconds(wait, wanted, now))
+            return QuotaRefusal(QuotaReason.TOKENS, limit, bucket.turn_seconds(wait, wanted, now))
         self.reserved += wanted
         lease.reserved_tokens = wanted
         return None
@@ -204,22 +277,26 @@ class Quota:
         if self._tokens is not None:
             self._tokens.take(prompt_tokens + output_tokens, now)
         if output_tokens:
-            self._usual_output += _OUTPUT_WEIGHT * (output_tokens - self._usual_output)
+            self.usual_output += _OUTPUT_WEIGHT * (output_tokens - self.usual_output)
 
     def requests(self, now: float) -> Remaining | None:
         """What is left of the requests; ``None`` without a limit."""
-        return None if self._requests is None else self._requests.remaining(now)
+        bucket, limit = self._requests, self.limits.requests_per_minute
+        return None if bucket is None or limit is None else bucket.remaining(now, limit)
 
     def tokens(self, now: float) -> Remaining | None:
         """What is left of the tokens; ``None`` without a limit."""
-        return None if self._tokens is None else self._tokens.remaining(now, self.reserved)
+        bucket, limit = self._tokens, self.limits.tokens_per_minute
+        return None if bucket is None or limit is None else bucket.remaining(now, limit, self.reserved)
 
 
-def _resized(bucket: TokenBucket | None, limit: int | None, now: float) -> TokenBucket | None:
+def _resized(bucket: TokenBucket | None, limit: int | None, parts: int, now: float) -> TokenBucket | None:
     if limit is None:
         return None
+    part = limit / parts
+    burst_seconds = _MINUTE if part >= 1 else _MINUTE / part * (1 + _ROUNDING)  # for one at least
     if bucket is None:
-        return TokenBucket(limit, now)
-    if limit != bucket.limit:
-        bucket.resize(limit, now)
+        return TokenBucket(part, now, burst_seconds)
+    if part != bucket.limit:
+        bucket.resize(part, now, burst_seconds)
     return bucket

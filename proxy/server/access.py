@@ -3,18 +3,22 @@
 ``admit`` guards every path but the probes of ``OPEN_PATHS``, before a byte of a body is read; targets that go to no
 engine are refused to everybody. A request that is let in
 carries its ``Caller``, which knows the limits that need the body: the model, and the tokens that the request may use.
+What is used of a key's limits is counted by ``core.claims``: here, or at the replica that leads a fleet.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
-from proxy.core.quota import Quota, QuotaLease, QuotaReason, QuotaRefusal
+from proxy.core.claims import Claim, Claims
+from proxy.core.quota import QuotaReason, QuotaRefusal
 from proxy.server.answers import error_response
+from proxy.wire.apis import APIS
 from proxy.wire.errors import AccessFailure, ErrorAnswer, LocalFailure, answer
 from proxy.wire.keys import Key, KeyRing, is_engine_administration, presented_key
 from proxy.wire.ratelimit import rate_limit_headers
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from proxy.core.request import RejectReason
+    from proxy.server.driver import Ticket
+    from proxy.server.fleet import FleetDriver
     from proxy.telemetry.metrics import Metrics
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
@@ -43,8 +49,6 @@ class AccessError(Exception):
         super().__init__(str(failure))
         self.failure = failure
         self.told = told
-        self.limits: dict[str, str] = {}
-        """Headers on the limits of a key that was let in no further than this."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,9 +56,8 @@ class Caller:
     """The key of one request, and what the request holds of its limits."""
 
     key: Key
-    quota: Quota
-    lease: QuotaLease
-    now: Callable[[], float]
+    claim: Claim
+    access: Access
 
     def use_model(self, model: str, method: str = "POST") -> None:
         """Let the request have a model.
@@ -81,23 +84,67 @@ class Caller:
         return name
 
     def reserve(self, prompt_tokens: int, max_tokens: int | None) -> None:
-        """Hold the tokens that the request may use.
+        """Hold the tokens that the request may use; if another replica decides on that, ``judged`` tells.
 
         Raises:
             AccessError: the key has not so many left.
         """
-        refusal = self.quota.reserve(self.lease, prompt_tokens, max_tokens, self.now())
-        if refusal is not None:
-            raise _over_limit(refusal)
+        access = self.access
+        access.claims.reserve(self.claim, prompt_tokens, max_tokens, access.now())
+        access.post()
+        self.check()
+
+    async def judged(self) -> None:
+        """Wait until all that was claimed is granted.
+
+        Raises:
+            AccessError: it is not.
+        """
+        if self.claim.pending:
+            answered = asyncio.Event()
+            self.access.on_answer(self.claim, answered.set)
+            await answered.wait()
+        self.check()
+
+    def hang(self, request_id: str) -> None:
+        """Have a request that is about to be scheduled go on only if what was claimed is granted."""
+        if self.claim.pending:
+            self.access.hang(request_id, self.claim)
+
+    def refuse_by(self, ticket: Ticket) -> None:
+        """Have a ticket raise ``AccessError`` if what was claimed is not granted."""
+
+        def on_answer() -> None:
+            if self.claim.refusal is None or ticket.done():
+                return
+            refusal = _over_limit(self.claim.refusal)
+            if not self.claim.begun:
+                self.access.count(refusal)
+            ticket.set_exception(refusal)
+            ticket.exception()  # whoever waited may be gone
+
+        if self.claim.pending:
+            self.access.on_answer(self.claim, on_answer)
+
+    def check(self) -> None:
+        """Look at what was claimed, as far as it is known.
+
+        Raises:
+            AccessError: it was refused.
+        """
+        if self.claim.refusal is not None:
+            raise _over_limit(self.claim.refusal)
 
     def settle(self, prompt_tokens: int, output_tokens: int) -> None:
         """End the request with what it did use. Only the first end counts."""
-        self.quota.end(self.lease, self.now(), prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        access = self.access
+        access.forget(self.claim)
+        access.claims.end(self.claim, access.now(), prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        access.post()
 
     def headers(self) -> dict[str, str]:
         """What its client is told of the limits."""
-        now = self.now()
-        return rate_limit_headers(self.quota.requests(now), self.quota.tokens(now))
+        return rate_limit_headers(*self.access.claims.quotas.left(self.claim, self.access.now()))
 
 
 CALLER = web.RequestKey("caller", Caller)
@@ -105,17 +152,29 @@ CALLER = web.RequestKey("caller", Caller)
 
 @dataclass(slots=True)
 class Access:
-    """The keys in force, and what is used of their limits; without keys everybody is let in."""
+    """The keys in force, and the claims on their limits; without keys everybody is let in."""
 
     now: Callable[[], float]
     refused: Callable[[AccessFailure], None] = lambda _: None
     """Told of every refusal."""
     ring: KeyRing | None = None
-    _quotas: dict[str, Quota] = field(default_factory=dict)
+    claims: Claims = field(default_factory=Claims)
+    post: Callable[[], None] = lambda: None
+    """Sends what a claim has to tell another replica."""
+    hang: Callable[[str, Claim], None] = lambda *_: None
+    """Has a request, by its id, wait for what becomes of a claim, too."""
+    _waiting: dict[int, Callable[[], object]] = field(default_factory=dict)
 
     def tell(self, metrics: Metrics) -> None:
         """Count every refusal there."""
         self.refused = metrics.record_access_refusal
+
+    def join(self, driver: FleetDriver) -> None:
+        """Let a fleet's member judge claims from now on. Nobody has been let in yet."""
+        self.now, self.claims, self.post = driver.now, driver.member.claims, driver.post
+        self.hang = driver.member.hang
+        driver.on_answered = self._answered
+        self.change(self.ring)
 
     def count(self, refusal: AccessError) -> None:
         """Count a refusal that has to do with keys; others are counted elsewhere."""
@@ -124,17 +183,11 @@ class Access:
 
     def change(self, keys: Iterable[Key] | None) -> None:
         """Put keys in force, all others out of it; ``None``: everybody is let in. What was used counts on."""
-        if keys is None:
-            self.ring, self._quotas = None, {}
-            return
-        now, ring, quotas = self.now(), KeyRing(keys), self._quotas
-        self._quotas = {key.sha256: quotas.get(key.sha256) or Quota(key.limits, now) for key in ring}
-        for key in ring:
-            self._quotas[key.sha256].change(key.limits, now)
-        self.ring = ring
+        self.ring = None if keys is None else KeyRing(keys)
+        self.claims.quotas.change({key.name: key.limits for key in self.ring or ()}, self.now())
 
     def admit(self, request: web.Request, ring: KeyRing) -> Caller:
-        """Let a request in by its head.
+        """Let a request in by its head; if another replica decides on that, ``Caller.judged`` tells.
 
         Raises:
             AccessError: no known key, a path that is not for it, or a limit of it is reached.
@@ -147,14 +200,21 @@ class Access:
             raise AccessError(AccessFailure.UNKNOWN_KEY, answer(AccessFailure.UNKNOWN_KEY))
         if not key.admin and is_engine_administration(request.path):
             raise AccessError(AccessFailure.PATH, answer(AccessFailure.PATH))
-        quota = self._quotas[key.sha256]
-        now = self.now()
-        lease = quota.begin(now)
-        if isinstance(lease, QuotaRefusal):
-            error = _over_limit(lease)
-            error.limits = rate_limit_headers(quota.requests(now), quota.tokens(now))
-            raise error
-        return Caller(key, quota, lease, self.now)
+        caller = Caller(key, self.claims.begin(key.name, key.limits, self.now()), self)
+        self.post()
+        return caller
+
+    def on_answer(self, claim: Claim, call: Callable[[], object]) -> None:
+        """Call when a pending claim has been judged, unless it is forgotten before."""
+        self._waiting[claim.number] = call
+
+    def forget(self, claim: Claim) -> None:
+        """Nobody waits for an answer to a claim."""
+        self._waiting.pop(claim.number, None)
+
+    def _answered(self, claim: Claim) -> None:
+        if (call := self._waiting.pop(claim.number, None)) is not None:
+            call()
 
 
 _ACCESS = web.AppKey("access", Access)
@@ -183,12 +243,14 @@ async def admit(
         except AccessError as refusal:
             return refuse(request, refusal)
     try:
-        caller = access.admit(request, ring)
-        request[CALLER] = caller
+        caller = request[CALLER] = access.admit(request, ring)
     except AccessError as refusal:
         access.count(refusal)
         return refuse(request, refusal)
     try:
+        if not _goes_on_at_once(request):
+            await caller.judged()
+        caller.check()
         return await handler(request)
     except AccessError as refusal:
         access.count(refusal)
@@ -197,10 +259,14 @@ async def admit(
         caller.settle(0, 0)
 
 
+def _goes_on_at_once(request: web.Request) -> bool:
+    """Whether a request is scheduled as soon as it is let in: then both can be asked for in one letter."""
+    return request.path in APIS and request.method == hdrs.METH_POST and request.content.is_eof()
+
+
 def refuse(request: web.Request, refusal: AccessError) -> web.Response:
     """The answer to a refused request."""
     response = error_response(refusal.told, request.path)
-    response.headers.update(refusal.limits)
     if refusal.told.status == web.HTTPUnauthorized.status_code:
         response.headers["WWW-Authenticate"] = "Bearer"
     return response

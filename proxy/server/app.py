@@ -24,7 +24,7 @@ from proxy.server.answers import STARTED, end_by_closing, error_response, leave_
 from proxy.server.bodies import expect_later, limit_bodies
 from proxy.server.connections import Connections, limit_connections, note_requests
 from proxy.server.files import DebugKey, Files, read_files
-from proxy.server.fleet import Fleet, drive
+from proxy.server.fleet import Fleet, FleetDriver, drive
 from proxy.server.generate import Generator
 from proxy.server.lag import watch_lag
 from proxy.server.passthrough import PassThrough
@@ -146,6 +146,8 @@ def create_app(
             tiles=settings.tiles,
             trust=trust,
         )
+        if isinstance(driver, FleetDriver):
+            access.join(driver)
         _watch(metrics, driver, connections, access)
         discovery = _discover(app, prober, metrics)
         app[PROXY] = Proxy(

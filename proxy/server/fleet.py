@@ -23,10 +23,12 @@ from proxy.telemetry.metrics import FleetCounts
 from proxy.wire.letters import LetterError, decode_letter, encode_letter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from proxy.config import Settings
     from proxy.core.actions import Action
+    from proxy.core.claims import Claim
     from proxy.core.fleet import Letter
     from proxy.core.scheduler import Scheduler
     from proxy.store.contract import StateStore
@@ -48,6 +50,8 @@ class FleetDriver(Driver):
         self.member = member
         self.mail = asyncio.Event()
         """Set when the member has something to send."""
+        self.on_answered: Callable[[Claim], None] = lambda _: None
+        """Told of each claim that has been judged elsewhere, or later than it was made."""
 
     @property
     def decides(self) -> bool:
@@ -55,8 +59,7 @@ class FleetDriver(Driver):
 
     def on_tokens(self, request_id: str, chunks: int, now: float) -> None:
         super().on_tokens(request_id, chunks, now)
-        if self.member.has_mail:
-            self.mail.set()
+        self.post()
 
     def obey(self, actions: list[Action], now: float) -> None:
         """Do what another replica has decided, or what comes of another one deciding from now on."""
@@ -68,6 +71,14 @@ class FleetDriver(Driver):
 
     def perform(self, actions: list[Action], now: float) -> None:
         super().perform(actions, now)
+        if answered := self.member.claims.answered:
+            self.member.claims.answered = []
+            for claim in answered:
+                self.on_answered(claim)
+        self.post()
+
+    def post(self) -> None:
+        """Send what the member has to tell, if there is something."""
         if self.member.has_mail:
             self.mail.set()
 

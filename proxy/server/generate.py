@@ -123,7 +123,7 @@ class Generator:
         except BadRequest as error:
             return self._refuse(report, LocalFailure.BAD_REQUEST, bad_request(error))
         except AccessError as refusal:
-            return self._refuse(report, refusal.failure, refusal.told)
+            return await _in_time(request, self._refuse(report, refusal.failure, refusal.told))
         except web.HTTPRequestEntityTooLarge:
             return self._refuse(report, LocalFailure.BODY_TOO_LARGE, answer(LocalFailure.BODY_TOO_LARGE))
         except web.HTTPRequestTimeout:
@@ -217,8 +217,12 @@ class Generator:
             tenant=report.tenant,
             sequences=report.sequences,
         )
-        cutter = Cutter()
+        cutter, caller = Cutter(), request.get(CALLER)
+        if caller is not None:
+            caller.hang(core_request.id)
         ticket = self.driver.submit(core_request, report.arrived_at, slicer.send if slicer else None, cutter.cut)
+        if caller is not None:
+            caller.refuse_by(ticket)
         try:
             if slicer is not None and slicer.plan.ids is None and not ticket.done():
                 engine_id = self.driver.scheduler.place_unscheduled(report.model)

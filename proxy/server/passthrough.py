@@ -79,6 +79,7 @@ class PassThrough:
         if caller is not None and prompt_tokens:
             # As output, of which a whole bucket will do: it is a guess, and no reason to refuse a request for good.
             caller.reserve(0, prompt_tokens)
+            await caller.judged()
         forwarded = wire_headers.forward_request_headers(request.headers, keep_credentials=caller is None)
         if (named := self.aliases.get(model)) is not None:
             body, model = await _renamed(request, body, named), named

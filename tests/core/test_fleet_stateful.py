@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from proxy.core.config import SchedulerConfig
 from proxy.core.fleet import Role, following
+from proxy.core.quota import QuotaLimits
 from proxy.core.tiles import TileConfig
 
 SLOTS = 3
@@ -20,6 +21,7 @@ class Calm(RuleBasedStateMachine):
     """Letters take their time, some are lost, replicas come, leave in order and are killed; none is cut off or slow."""
 
     may_exceed: ClassVar[bool] = False
+    quotas: ClassVar[dict[str, QuotaLimits]] = {}
 
     @initialize(
         replicas=st.integers(1, 4),
@@ -30,7 +32,7 @@ class Calm(RuleBasedStateMachine):
     )
     def begin(self, replicas: int, delay: float, tiles: TileConfig | None, most_announced: int, settled: bool) -> None:
         following._MOST_ANNOUNCED = most_announced
-        self.net = FleetNet(delay=delay, slots=SLOTS, config=SchedulerConfig(tiles=tiles))
+        self.net = FleetNet(delay=delay, slots=SLOTS, config=SchedulerConfig(tiles=tiles), quotas=self.quotas)
         self.drained: set[str] = set()
         for _ in range(replicas):
             self.net.start()

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from proxy.core.quota import Quota, QuotaLease, QuotaLimits, QuotaReason, QuotaRefusal, TokenBucket
+from proxy.core.quota import Quota, QuotaLease, QuotaLimits, QuotaReason, QuotaRefusal, TokenBucket, Usage
 
 times = st.integers(0, 240).map(float)
 
@@ -268,3 +268,38 @@ def test_requests_a_minute_have_a_line_too() -> None:
     for _ in range(6):
         quota.end(begun(quota), 0.0)
     assert [refused(quota.begin(0.0)).retry_after_seconds for _ in range(3)] == pytest.approx([10.0, 20.0, 30.0])
+
+
+@given(
+    st.integers(1, 100),
+    st.integers(2, 7),
+    st.integers(0, 100),
+    st.lists(st.tuples(st.integers(0, 6), times), max_size=200),
+)
+def test_parts_grant_no_more_than_the_whole_and_a_request_each(
+    limit: int, parts: int, before: int, arrivals: list[tuple[int, float]]
+) -> None:
+    whole = [Quota(QuotaLimits(requests_per_minute=limit, concurrency=limit), 0.0) for _ in range(parts)]
+    for quota in whole:
+        quota.set_used(Usage(min(limit, before), 0.0), 0.0)
+        quota.divide(parts, 0.0)
+    let_in, open_leases = 0, [0] * parts
+    for of, now in sorted(arrivals, key=lambda arrival: arrival[1]):
+        if of < parts and isinstance(whole[of].begin(now), QuotaLease):
+            let_in += 1
+            open_leases[of] += 1
+            room = max(limit, parts)
+            assert let_in <= room - min(limit, before) + limit * now / 60 + (parts if limit < parts else 0) + 1e-6
+            assert sum(open_leases) <= room
+
+
+def test_what_parts_have_used_is_used_of_the_whole() -> None:
+    parts = [Quota(QuotaLimits(60, 6000), 0.0) for _ in range(3)]
+    for number, quota in enumerate(parts):
+        quota.set_used(Usage(30.0, 3000.0), 0.0)
+        quota.divide(3, 0.0)
+        assert quota.used(0.0) == Usage(10.0, 1000.0)
+        quota.end(begun(quota), 0.0, prompt_tokens=100 * number)
+    found = [quota.unite(0.0) for quota in parts]
+    assert found == [Usage(11.0, 1000.0), Usage(11.0, 1100.0), Usage(11.0, 1200.0)]
+    assert all(not quota.used(0.0) for quota in parts)

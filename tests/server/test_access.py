@@ -128,7 +128,7 @@ async def test_tokens_per_minute_are_reserved_and_settled_by_usage(engine: Scrip
             go.set()
             await first.read()
         await proxy.idle()
-        quota = proxy.app_access._quotas[hashlib.sha256(KEY.encode()).hexdigest()]
+        quota = proxy.app_access.claims.quotas["k"]
         assert (quota.active, quota.reserved) == (0, 0)
         status, _, headers = await ask(proxy, body=body)
         assert status == 200
@@ -163,7 +163,7 @@ async def test_who_leaves_while_an_engine_has_turned_it_away_pays_nothing(engine
 
     engine.script = script
     async with live_proxy(engine, keys=keys(tokens_per_minute=1000)) as proxy:
-        quota = proxy.app_access._quotas[hashlib.sha256(KEY.encode()).hexdigest()]
+        quota = proxy.app_access.claims.quotas["k"]
         asked = asyncio.ensure_future(ask(proxy, body=b'{"model": "m", "prompt": "%b"}' % (b"x " * 900)))
         await until(lambda: engine.calls and proxy.scheduler.waiting)
         asked.cancel()
@@ -188,7 +188,7 @@ async def test_concurrency_counts_uploads_and_is_given_back_by_a_client_that_lea
 
     engine.script = script
     async with live_proxy(engine, keys=keys(concurrency=1, tokens_per_minute=1000)) as proxy:
-        quota = proxy.app_access._quotas[hashlib.sha256(KEY.encode()).hexdigest()]
+        quota = proxy.app_access.claims.quotas["k"]
         for _ in range(3):
             async with proxy.post(COMPLETIONS, BODY, headers=BEARER):
                 status, _, headers = await ask(proxy)

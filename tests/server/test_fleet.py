@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from math import nan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis.asyncio as aioredis
 from live_proxy import live_proxy, until
 from redis_server import PROGRAM, WHY_NOT, RedisServer
-from scripted_engine import scripted_engine, two_tokens
+from scripted_engine import DONE, last, scripted_engine, token, two_tokens, usage
 from test_debug import debugged, get
 
 from proxy.core.events import DrainStarted
 from proxy.core.fleet import FleetConfig, Letter, Member, Role, letters
 from proxy.core.request import Request
-from proxy.server.app import PROXY
+from proxy.keys import KeySettings, digest_of
+from proxy.server.app import GENERATOR, PROXY
 from proxy.server.live import view as live_view
 from proxy.store.redis import RedisStore
 from proxy.telemetry.chronicle import Stage
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from live_proxy import LiveProxy
-    from scripted_engine import Call
+    from scripted_engine import Call, ScriptedEngine
 
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason=WHY_NOT)
@@ -206,6 +208,160 @@ async def test_a_fault_in_taking_a_letter_in_stops_no_replica(
         await until(lambda: proxy.samples("slai_fleet_letters_total")["unread",] == 1)
         assert "a fault" in caplog.text
         assert (await proxy.fetch())[0] == 200
+
+
+KEY = "sk-test-canary-key"
+BEARER = {"Authorization": f"Bearer {KEY}"}
+
+
+@asynccontextmanager
+async def with_keys(
+    server: RedisServer, engine: ScriptedEngine, **limits: Any
+) -> AsyncIterator[tuple[LiveProxy, LiveProxy]]:
+    """One that leads and one that follows, with the same key."""
+    named = {"k": KeySettings(sha256=digest_of(KEY), **limits)}
+    async with (
+        live_proxy(engine, redis=server.url, keys=named) as first,
+        live_proxy(engine, redis=server.url, keys=named) as second,
+    ):
+        await until(lambda: member_of(first).role is Role.LEADER)
+        await until(lambda: (line := member_of(second)._following.line) is not None and line.heard)
+        yield first, second
+
+
+async def ask(
+    proxy: LiveProxy, path: str = "/v1/completions", body: bytes | None = None
+) -> tuple[int, bytes, dict[str, str]]:
+    async with proxy.post(path, body, headers=BEARER) as response:
+        return response.status, await response.read(), dict(response.headers)
+
+
+async def test_a_key_has_one_quota_of_requests_and_the_same_answers_everywhere(redis_server: RedisServer) -> None:
+    async with scripted_engine() as one, with_keys(redis_server, one, requests_per_minute=4) as (first, second):
+        for number, proxy in enumerate((second, first, second, first)):
+            status, _, headers = await ask(proxy)
+            assert status == 200
+            assert headers["x-ratelimit-limit-requests"] == "4"
+            assert headers["x-ratelimit-remaining-requests"] == str(3 - number)
+        waits = []
+        for path in ("/v1/completions", "/v1/embeddings", "/v1/models"):
+            for proxy in (second, first):
+                status, body, headers = await ask(proxy, path)
+                assert status == 429
+                assert b'"code": "rate_limit_exceeded"' in body
+                assert headers["x-slai-reason"] == "requests_per_minute"
+                assert headers["x-ratelimit-remaining-requests"] == "0"
+                waits.append(int(headers["Retry-After"]))
+        assert waits == sorted(waits), "one after the other, wherever they come"
+        assert waits[-1] - waits[0] >= 70
+        for proxy in (first, second):
+            assert proxy.samples("slai_access_refusals_total") == {("requests_per_minute",): 3}
+        assert len(one.calls) == 4
+        status, body, _ = await ask(second, "/v1/messages", b'{"model": "m", "messages": [], "max_tokens": 5}')
+        assert (status, b"rate_limit_error" in body) == (429, True)
+
+
+async def test_a_key_has_one_quota_of_tokens_and_what_is_used_anywhere_is_taken(redis_server: RedisServer) -> None:
+    go = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.begin()
+        await go.wait()
+        await call.write(token() + last() + usage(10, 5) + DONE)
+        await call.end()
+
+    body = b'{"model": "m", "prompt": [1,2,3,4,5,6,7,8,9,10], "stream": true, "max_tokens": 60}'
+    async with scripted_engine(script) as one, with_keys(redis_server, one, tokens_per_minute=100) as (first, second):
+        quota = member_of(first).claims.quotas["k"]
+        async with second.post(body=body, headers=BEARER) as under_way:
+            assert under_way.headers["x-ratelimit-remaining-tokens"] == "30"
+            for proxy in (second, first):
+                status, _, headers = await ask(proxy, body=body)
+                assert status == 429
+                assert headers["x-slai-reason"] == "tokens_per_minute"
+                assert headers["x-should-retry"] == "true"
+                assert int(headers["Retry-After"]) in range(22, 67)
+                assert int(headers["x-ratelimit-remaining-tokens"]) in (30, 31)
+            go.set()
+            await under_way.read()
+        await until(lambda: (quota.active, quota.reserved) == (0, 0))
+        left = quota.tokens(first.driver.now())
+        assert left is not None
+        assert left.remaining in range(84, 88)
+        too_long = body.replace(b"[1,", b"[" + b"1," * 100)
+        status, _, headers = await ask(second, body=too_long)
+        assert (status, headers["x-should-retry"], headers.get("Retry-After")) == (429, "false", None)
+        status, _, headers = await ask(second, body=body)
+        assert status == 200
+        assert int(headers["x-ratelimit-remaining-tokens"]) in range(14, 18)
+        assert second.reasons() == {"tokens_per_minute": 2}
+
+
+async def test_a_key_may_have_so_many_requests_at_once_everywhere(redis_server: RedisServer) -> None:
+    async def script(call: Call) -> None:
+        await call.begin()
+        await call.gone.wait()
+
+    async with scripted_engine(script) as one, with_keys(redis_server, one, concurrency=2) as (first, second):
+        quota = member_of(first).claims.quotas["k"]
+        for _ in range(2):
+            async with first.post(headers=BEARER), second.post(headers=BEARER):
+                for proxy in (second, first):
+                    status, _, headers = await ask(proxy)
+                    assert (status, headers["x-slai-reason"], headers["Retry-After"]) == (429, "concurrency", "1")
+            await until(lambda: not quota.active)
+
+
+async def test_an_upload_waits_for_the_leaders_word_and_a_client_that_leaves_meanwhile_holds_nothing(
+    redis_server: RedisServer,
+) -> None:
+    async with scripted_engine() as one, with_keys(redis_server, one, concurrency=1) as (first, second):
+        quota = member_of(first).claims.quotas["k"]
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 99\r\n\r\n{{"
+        )
+        _, writer = await asyncio.open_connection("127.0.0.1", second.port)
+        writer.write(head.encode())
+        await until(lambda: quota.active)
+        reader, other = await asyncio.open_connection("127.0.0.1", second.port)
+        other.write(head.encode())
+        async with asyncio.timeout(10):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 429 ")
+        writer.close()
+        other.close()
+        await until(lambda: not quota.active)
+        assert (await ask(second))[0] == 200
+
+
+async def test_a_refusal_after_the_head_of_a_stream_is_its_only_event(redis_server: RedisServer) -> None:
+    """A client that is told that its request waits has got a status already."""
+    async with scripted_engine() as one, with_keys(redis_server, one, requests_per_minute=1) as (first, second):
+        parts = second.app[GENERATOR]
+        parts.comment_seconds = 0.001
+        assert (await ask(first))[0] == 200
+        known = member_of(second).claims.quotas["k"]
+        await until(lambda: known.used(second.driver.now()).requests > 0.5)
+        await redis_server.kill()
+        asked = asyncio.ensure_future(ask(second))
+        await until(lambda: member_of(second).role is Role.LOCAL, 20)
+        status, body, _ = await asked
+        assert status == 200
+        assert body.startswith(b": waiting")
+        assert body.splitlines()[-2].startswith(b'data: {"error":')
+        assert b'"code": "rate_limit_exceeded"' in body
+        assert not body.count(b"[DONE]")
+
+
+async def test_what_a_key_has_used_outlives_the_leader(redis_server: RedisServer) -> None:
+    named = {"k": KeySettings(sha256=digest_of(KEY), requests_per_minute=2)}
+    async with scripted_engine() as one, live_proxy(one, redis=redis_server.url, keys=named) as second:
+        await until(lambda: member_of(second).role is Role.LEADER)
+        async with live_proxy(one, redis=redis_server.url, keys=named) as third:
+            await until(lambda: (line := member_of(third)._following.line) is not None and line.heard)
+            assert [(await ask(proxy))[0] for proxy in (second, third, second)] == [200, 200, 429]
+            second.driver.feed(DrainStarted())
+            await until(lambda: member_of(third).role is Role.LEADER, 10.0)
+            assert (await ask(third))[0] == 429
 
 
 async def test_why_a_replica_decides_alone_is_told_once(

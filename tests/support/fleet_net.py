@@ -1,14 +1,17 @@
 """A fleet in virtual time, for tests: members, the store's register, a network between them, and what clients see."""
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from builders import make_limits, make_request
 
 from proxy.core.actions import Action, Cut, Dispatch, Reject, Slice
+from proxy.core.claims import Claim
 from proxy.core.config import SchedulerConfig
 from proxy.core.events import Arrived, DrainStarted, Ended, EngineUp, NotStarted, SliceEnded
 from proxy.core.fleet import FleetConfig, Letter, Member, Register, Role, Standing
+from proxy.core.quota import QuotaLimits
 from proxy.core.scheduler import Scheduler
 from proxy.wire.letters import decode_letter, encode_letter
 
@@ -49,6 +52,7 @@ class FleetNet:
         engines: tuple[str, ...] = ("x", "y"),
         config: SchedulerConfig | None = None,
         fleet: FleetConfig = CONFIG,
+        quotas: Mapping[str, QuotaLimits] | None = None,
     ) -> None:
         self.now = 0.0
         self.register = Register()
@@ -62,21 +66,27 @@ class FleetNet:
         self.engines = engines
         self.config = config or SchedulerConfig()
         self.fleet = fleet
+        self.quotas = quotas or {}
+        self.claims: list[tuple[str, Claim]] = []
+        """All that are not over, with the replica of each."""
+        self.let_in: dict[Claim, float] = {}
+        """When each request heard that it was."""
         self.replicas: dict[str, Replica] = {}
         self.calls: dict[tuple[str, str], Call] = {}
         self.letters = 0
         self.sent_letters: list[Letter] = []
         self._mail: deque[tuple[float, bytes]] = deque()
         self._numbers = Counter[str]()
-        self._started = 0
+        self.started = 0
         self._to_write: set[str] = set()
 
     # -- replicas --
 
     def start(self, name: str = "") -> str:
-        self._started += 1
-        name = name or f"r{self._started}"
+        self.started += 1
+        name = name or f"r{self.started}"
         member = Member(name, Scheduler(self.config), self.fleet)
+        member.claims.quotas.change(self.quotas, self.now)
         self.replicas[name] = Replica(member, self.now)
         for engine in self.engines:
             self.feed(name, EngineUp(engine, make_limits(512, self.slots, caches_prefixes=True)))
@@ -86,6 +96,7 @@ class FleetNet:
         """The process ends, and with it its connections to clients and engines."""
         del self.replicas[name]
         self.cut_off.discard(name)
+        self.claims = [(of, claim) for of, claim in self.claims if of != name]
         for call in self.calls.values():
             if call.member == name and not call.outcome:
                 call.outcome = "killed"
@@ -111,7 +122,9 @@ class FleetNet:
         self.feed(name, DrainStarted())
 
     def finish(self, name: str) -> None:
-        """A drained replica ends."""
+        """A drained replica ends, and with it what it has not scheduled."""
+        for claim in [claim for of, claim in self.claims if of == name]:
+            self.settle(claim)
         self._flush(name)
         assert not any(call.member == name and not call.outcome for call in self.calls.values())
         self.replicas[name].member.leave()
@@ -141,11 +154,40 @@ class FleetNet:
 
     # -- clients and engines --
 
-    def arrive(self, name: str, prompt_tokens: int = 100, *, may_wait: bool = True, sliceable: bool = False) -> str:
+    def claim(self, name: str, prompt_tokens: int | None = None, most: int | None = None, key: str = "k") -> Claim:
+        """Claim that a request be let in, and tokens if it asks for some."""
+        claims = self.member(name).claims
+        claim = claims.begin(key, self.quotas[key], self.now)
+        self.claims.append((name, claim))
+        if prompt_tokens is not None and claim.refusal is None:
+            claims.reserve(claim, prompt_tokens, most, self.now)
+        if claim.begun:
+            self.let_in.setdefault(claim, self.now)
+        self._perform(name, [])
+        return claim
+
+    def settle(self, claim: Claim, prompt_tokens: int = 0, output_tokens: int = 0) -> None:
+        """The request of a claim is over."""
+        ((name, _),) = [of for of in self.claims if of[1] is claim]
+        self.claims.remove((name, claim))
+        self.member(name).claims.end(claim, self.now, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        self._perform(name, [])
+
+    def arrive(
+        self,
+        name: str,
+        prompt_tokens: int = 100,
+        *,
+        may_wait: bool = True,
+        sliceable: bool = False,
+        claim: Claim | None = None,
+    ) -> str:
         self._numbers[name] += 1
         request_id = str(self._numbers[name])
         self.calls[name, request_id] = Call(name)
         request = make_request(request_id, prompt_tokens, may_wait=may_wait, sliceable=sliceable)
+        if claim is not None and claim.pending:
+            self.member(name).hang(request_id, claim)
         self.feed(name, Arrived(request, self.now))
         return request_id
 
@@ -192,6 +234,12 @@ class FleetNet:
                         self.feed(name, SliceEnded(piece, cached=False))
                     call.slices.clear()
                     self.feed(name, Ended(request_id))
+        answered, self.member(name).claims.answered = self.member(name).claims.answered, []
+        for claim in answered:
+            if claim.begun:
+                self.let_in.setdefault(claim, self.now)
+            if claim.refusal is not None and claim.request_id:
+                self.end((name, claim.request_id), str(claim.refusal.reason), None)
         self._to_write.add(name)
 
     # -- the store and the network --

@@ -9,6 +9,7 @@ from proxy.core.feedback import DelaySnapshot
 from proxy.core.fleet import Letter
 from proxy.core.fleet import letters as notes
 from proxy.core.prefix import PromptBlocks
+from proxy.core.quota import QuotaLimits, QuotaReason
 from proxy.core.request import RejectReason, Request, RequestClass
 from proxy.core.stepmodel import OnlineStepModel
 from proxy.wire.letters import LetterError, decode_letter, encode_letter
@@ -29,15 +30,26 @@ REQUEST = Request(
     sequences=3,
     may_wait=False,
 )
+LIMITS = QuotaLimits(60, None, 3)
 EVERY_NOTE = (
-    notes.Waits(REQUEST, 0.25),
-    notes.Announced((notes.Waits(REQUEST, 1.0),), (notes.Runs(REQUEST, 2.0, "e", 17),), {"e": 2}),
+    notes.Waits(REQUEST, 0.25, 7),
+    notes.Announced(
+        (notes.Waits(REQUEST, 1.0),),
+        (notes.Runs(REQUEST, 2.0, "e", 17),),
+        {"e": 2},
+        claims=(notes.Claimed(7, "acme-1", LIMITS, True, 100, None, 356),),
+        owed={"acme-1": (2.0, 3.5)},
+        spent=notes.Spent({"acme-1": (2.0, 3.5, 256.0)}),
+    ),
     notes.Produced({"7": 1, "8": 3}),
     notes.Over("7", None, 12, served=False),
     notes.TurnedAway("7", 1.5),
     notes.Counted("7", 1300),
     notes.SliceOver("7", -4, cached=True, found_tokens=256),
     notes.Passing("e", begins=True),
+    notes.Claims(7, "acme-1", LIMITS),
+    notes.Reserves(7, 100, None),
+    notes.Settles(7, 98, 20),
     notes.Leaves(),
     notes.Welcome(),
     notes.Call(),
@@ -45,8 +57,17 @@ EVERY_NOTE = (
     notes.Refuse("7", RejectReason.TOO_LATE, 1.5, None),
     notes.SendSlice("7", "e", 512, 256, 9),
     notes.CutOff("7", "e"),
+    notes.Judged(7, None, (60, 0, 1.5), None, QuotaReason.REQUESTS, 60, 1.0),
+    notes.Spent({"acme-1": (1.5, 100.0, 256.0)}),
     notes.Learnt("e", OnlineStepModel().snapshot(), DelaySnapshot((0.0, 0.0), (0.005, 0.001), (0.0, 1.0))),
 )
+
+
+def replace_limits(requests_per_minute: int) -> QuotaLimits:
+    """Limits that nobody could make."""
+    limits = QuotaLimits(1)
+    object.__setattr__(limits, "requests_per_minute", requests_per_minute)
+    return limits
 
 
 def letter(*told: notes.Note) -> Letter:
@@ -58,6 +79,27 @@ def letter(*told: notes.Note) -> Letter:
 def test_a_letter_comes_back_as_it_was_with_every_kind_of_note() -> None:
     assert {type(note) for note in EVERY_NOTE} == set(notes.Note.__args__)
     assert decode_letter(encode_letter(letter(*EVERY_NOTE))) == letter(*EVERY_NOTE)
+
+
+def test_fields_that_a_later_release_adds_at_the_end_are_left_alone() -> None:
+    told: list[Any] = msgpack.decode(encode_letter(letter(*EVERY_NOTE)))
+    told[-1] = [[*note, "something", 7] for note in told[-1] if note[0] not in {"Announced", "Runs"}]
+    found = decode_letter(msgpack.encode([*told, {"more": 1}]))
+    assert found.notes == tuple(note for note in EVERY_NOTE if not isinstance(note, notes.Announced | notes.Runs))
+
+
+def test_fields_that_an_earlier_release_does_not_write_have_their_defaults() -> None:
+    told: list[Any] = msgpack.decode(encode_letter(letter(notes.Waits(REQUEST, 0.25), notes.Announced((), (), {}))))
+    told[-1] = [told[-1][0][:3], told[-1][1][:4]]
+    found = decode_letter(msgpack.encode(told))
+    assert found.notes == (notes.Waits(REQUEST, 0.25), notes.Announced((), (), {}))
+
+
+def test_a_kind_of_note_that_is_not_known_makes_a_letter_of_another_version() -> None:
+    told: list[Any] = msgpack.decode(encode_letter(letter(notes.Call())))
+    told[-1] = [["Sings", "a song"]]
+    with pytest.raises(LetterError, match="no letter of this version"):
+        decode_letter(msgpack.encode(told))
 
 
 def test_long_names_survive() -> None:
@@ -87,6 +129,11 @@ def test_values_that_the_core_does_not_take_are_refused() -> None:
         notes.Waits(REQUEST, inf),
         notes.Announced((), (notes.Runs(REQUEST, -inf, "e", 1),), {}),
         notes.TurnedAway("7", inf),
+        notes.Judged(7, None, None, (5, 1, nan)),
+        notes.Spent({"k": (inf, 0.0, 0.0)}),
+        notes.Announced((), (), {}, owed={"k": (-1.0, 0.0)}),
+        notes.Claims(7, "k", replace_limits(0)),
+        notes.Settles(7, -1, 0),
     ],
 )
 def test_times_that_nobody_can_reckon_with_are_refused(note: notes.Note) -> None:

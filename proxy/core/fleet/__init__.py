@@ -8,6 +8,8 @@
     One replica: a ``Scheduler`` to its shell, whoever decides.
 ``following``, ``leading``, ``line``, ``roll``
     What it does while another one decides, and while it decides for all.
+``claiming``, ``judging``
+    The same of the quotas of API keys.
 """
 
 from proxy.core.fleet.config import FleetConfig, Role

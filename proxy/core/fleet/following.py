@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from proxy.core.actions import Action
+    from proxy.core.claims import Claim
     from proxy.core.events import Event
+    from proxy.core.fleet.claiming import Claiming
     from proxy.core.fleet.letters import Letter, Note
     from proxy.core.scheduler import Scheduler
 
@@ -39,7 +41,7 @@ _MOST_ANNOUNCED = 500
 class Following:
     """See the module's docstring."""
 
-    def __init__(self, me: str, scheduler: Scheduler) -> None:
+    def __init__(self, me: str, scheduler: Scheduler, claims: Claiming) -> None:
         self.waiting: dict[str, Arrived] = {}
         """By request id; each with the time of its arrival."""
         self.line: Line | None = None
@@ -54,6 +56,9 @@ class Following:
         """Whether ``write`` would give something."""
         self._me = me
         self._scheduler = scheduler
+        self._claims = claims
+        claims.tell = self._tell
+        self._hanging: dict[str, Claim] = {}  # by the id of the request that waits for what becomes of it, too
         self._sessions = 0
         self._announced = 0  # of what is to be told, the first so many announce what there is
         self._chunks: dict[str, int] = {}  # that came since the last letter
@@ -69,7 +74,8 @@ class Following:
         self.line = Line(self._me, leader, epoch, leads=False, session=self._sessions)
         self._chunks.clear()
         self._asked_at = 1
-        waits = [letters.Waits(of.request, now - _at(of, now)) for of in self.waiting.values()]
+        waits = [self._waits(of, now) for of in self.waiting.values()]
+        claims = self._claims.announced()
         runs = [
             letters.Runs(
                 entry.waiting.request,
@@ -80,13 +86,19 @@ class Following:
             for request_id, entry in self._scheduler.ledger.entries.items()
             if entry.engine is not None
         ]
+        while claims and len(claims) + len(waits) + len(runs) > _MOST_ANNOUNCED:
+            told, claims = claims[:_MOST_ANNOUNCED], claims[_MOST_ANNOUNCED:]
+            self._tell(letters.Announced((), (), {}, more=True, claims=tuple(told)))
         while len(waits) + len(runs) > _MOST_ANNOUNCED:
             part, waits = waits[:_MOST_ANNOUNCED], waits[_MOST_ANNOUNCED:]
             left = _MOST_ANNOUNCED - len(part)
             self._tell(letters.Announced(tuple(part), tuple(runs[:left]), {}, more=True))
             runs = runs[left:]
-        self._tell(letters.Announced(tuple(waits), tuple(runs), dict(+self.passing)))
+        passing, owed, spent = dict(+self.passing), self._claims.owed, self._claims.spent(epoch, now)
+        self._tell(letters.Announced(tuple(waits), tuple(runs), passing, claims=tuple(claims), owed=owed, spent=spent))
         self._announced = len(self.line.notes)
+        for note in self._claims.ends():
+            self._tell(note)
 
     def hang_up(self) -> None:
         """End the session: the leader is gone, or cannot be heard."""
@@ -117,8 +129,27 @@ class Following:
             self._chunks = {}
         self._announced = 0
         yield from self.line.write()
+        self._claims.sent(self.line.sent)
+
+    def acknowledged(self) -> None:
+        """The leader has said how far it has heard us."""
+        if self.line is not None:
+            self._claims.heard(self.line.acknowledged)
 
     # -- what happens here --
+
+    def hang(self, request_id: str, claim: Claim) -> None:
+        """Let a request that is about to come go on only if its claim is granted."""
+        claim.request_id = request_id
+        self._hanging[request_id] = claim
+
+    def set_aside(self, stopped: Iterable[str] = ()) -> dict[str, Arrived]:
+        """Return those that wait, but for the ``stopped``, to be decided on here; all claims have been judged."""
+        found, self.waiting = self.waiting, {}
+        self._hanging.clear()
+        for request_id in stopped:
+            found.pop(request_id, None)
+        return found
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in an event that concerns a request of ours, or what is given past the queue.
@@ -134,6 +165,7 @@ class Following:
                     return self._scheduler.handle(event, now)
                 self._wait(Arrived(request, now if arrived_at is None else arrived_at), now)
             case Ended(request_id, tokens, cached_tokens, served):
+                self._hanging.pop(request_id, None)
                 if self.waiting.pop(request_id, None) is None:
                     if request_id not in self._scheduler.ledger.entries:
                         return []
@@ -213,6 +245,16 @@ class Following:
                         actions.append(Slice(request_id, engine_id, tokens, held_tokens, self._slice_number))
                     else:
                         self._tell(letters.SliceOver(request_id, number, cached=False))
+                case letters.Judged():
+                    if (claim := self._claims.answer(note)) is not None:
+                        self._hanging.pop(claim.request_id, None)
+                        if claim.refusal is not None:  # whoever waits for the request hears of it by the claim
+                            self.waiting.pop(claim.request_id, None)
+                case letters.Spent():
+                    self._claims.learn(note, now)
+                case letters.Welcome():
+                    if self.line is not None:
+                        self._claims.welcome(self.line.epoch)
                 case letters.Learnt(engine_id):
                     self.learnt[engine_id] = note
         return actions
@@ -221,7 +263,11 @@ class Following:
 
     def _wait(self, of: Arrived, now: float) -> None:
         self.waiting[of.request.id] = of
-        self._tell(letters.Waits(of.request, now - _at(of, now)))
+        self._tell(self._waits(of, now))
+
+    def _waits(self, of: Arrived, now: float) -> letters.Waits:
+        claim = self._hanging.get(of.request.id)
+        return letters.Waits(of.request, now - _at(of, now), 0 if claim is None else claim.number)
 
     def _take_back(self, request_id: str, back_off_seconds: float | None, now: float) -> list[Action]:
         entry = self._scheduler.ledger.entries.get(request_id)

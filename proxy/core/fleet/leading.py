@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING
 from proxy.core.actions import Cut, Dispatch, Reject, Slice
 from proxy.core.events import Arrived, Ended, HandedOver, InFlight, NotStarted, Passed, SliceEnded, Tokenized
 from proxy.core.fleet import letters
+from proxy.core.fleet.claiming import spent_of
+from proxy.core.fleet.judging import Judging
 from proxy.core.fleet.line import Line
 from proxy.core.fleet.roll import Roll
+from proxy.core.quota import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from proxy.core.actions import Action
+    from proxy.core.claims import Quotas
     from proxy.core.events import Event
     from proxy.core.fleet.letters import Letter, Note
     from proxy.core.fleet.roll import Held
@@ -28,9 +32,10 @@ _LEARNT_BEATS = 20
 class Follower:
     """Another replica, as the leader knows it."""
 
-    def __init__(self, replica: str, line: Line, now: float) -> None:
+    def __init__(self, replica: str, line: Line, claims: Judging, now: float) -> None:
         self.id = replica
         self.line = line
+        self.claims = claims
         self.heard_at = now
         self.calls: int | None = None
         """The session that it is to be called out of, if it is to announce itself anew."""
@@ -49,7 +54,7 @@ class Follower:
 class Leading:
     """The lead of one epoch; nothing is decided before ``begin``."""
 
-    def __init__(self, me: str, epoch: int, scheduler: Scheduler) -> None:
+    def __init__(self, me: str, epoch: int, scheduler: Scheduler, quotas: Quotas) -> None:
         self.epoch = epoch
         self.followers: dict[str, Follower] = {}
         self.begun = False
@@ -58,6 +63,7 @@ class Leading:
         """Whether ``write`` would give something."""
         self._me = me
         self._scheduler = scheduler
+        self._quotas = quotas
         self._whose: dict[str, tuple[Follower, str]] = {}  # by the name in our scheduler: replica, its own id
         self._beats = 0
 
@@ -74,10 +80,7 @@ class Leading:
 
     def call(self, replica: str, now: float, session: int = 0) -> None:
         """Have a replica announce itself."""
-        follower = self.followers.get(replica)
-        if follower is None:
-            follower = self.followers[replica] = Follower(replica, self._line(replica, 0), now)
-        follower.calls = session
+        self._follower(replica, now).calls = session
         self.has_mail = True
 
     def call_all(self, now: float) -> None:
@@ -85,9 +88,10 @@ class Leading:
         for follower in self.followers.values():
             self.call(follower.id, now, follower.line.session)
 
-    def on_beat(self) -> None:
-        """Let every replica have a letter, with what was learnt from time to time."""
+    def on_beat(self, now: float) -> None:
+        """Let every replica have a letter, with what it would have to know: from time to time all that was learnt."""
         self._beats += 1
+        self._tell_spent(now)
         for follower in self.followers.values():
             follower.line.due = follower.line.session > 0
             self.has_mail |= follower.line.due
@@ -107,9 +111,12 @@ class Leading:
                 follower.calls = None
             yield from follower.line.write()
 
-    def part(self) -> list[Letter]:
+    def part(self, now: float, *, holds_claims: bool) -> list[Letter]:
         """Return the last letters of this lead: it is given up."""
-        remains = any(self.owns(i) and of.engine is not None for i, of in self._scheduler.ledger.entries.items())
+        self._tell_spent(now)
+        remains = holds_claims or any(
+            self.owns(i) and of.engine is not None for i, of in self._scheduler.ledger.entries.items()
+        )
         for follower in self.followers.values():
             if follower.line.session:
                 self._tell(follower, letters.Leaves(remains))
@@ -117,9 +124,7 @@ class Leading:
 
     def take(self, letter: Letter, now: float) -> list[Action]:
         """Take in a follower's letter."""
-        follower = self.followers.get(letter.sender)
-        if follower is None:
-            follower = self.followers[letter.sender] = Follower(letter.sender, self._line(letter.sender, 0), now)
+        follower = self._follower(letter.sender, now)
         follower.heard_at = now
         line = follower.line
         if letter.session < line.session and letter.number:
@@ -167,6 +172,14 @@ class Leading:
 
     # -- begin and end --
 
+    def hold(self, now: float) -> None:
+        """Count what was granted to the requests of all: before anything else is, to anybody."""
+        rolls = [(follower, follower.roll) for follower in self.followers.values() if follower.roll is not None]
+        for _, roll in rolls:
+            self._learn(roll, now)
+        for follower, roll in rolls:
+            self._hold(follower, roll, now)
+
     def begin(self, own: Iterable[Arrived], now: float) -> list[Action]:
         """Take over what all have told and ``own`` waiting requests, and decide from now on."""
         self.begun = True
@@ -176,7 +189,7 @@ class Leading:
             if (roll := follower.roll) is not None:
                 self._settle({}, roll.passing, {}, now)
                 follower.passing = roll.passing
-                _, of_engines, of_queue = self._enter(follower, roll)
+                _, of_engines, of_queue = self._enter(follower, roll, now)
                 in_flight += of_engines
                 waiting += of_queue
         return self._hand_over((), in_flight, waiting, now)
@@ -199,6 +212,7 @@ class Leading:
             del self._whose[name]
         if not self.begun:
             return []
+        follower.claims.drop(now)
         actions = self._feed(HandedOver(gone=gone), now)
         return actions + self._settle(follower.pieces, {}, follower.passing, now)
 
@@ -207,6 +221,28 @@ class Leading:
     def _tell(self, follower: Follower, note: Note) -> None:
         follower.line.notes.append(note)
         self.has_mail = True
+
+    def _tell_spent(self, now: float) -> None:
+        if spent := self._quotas.known(now):
+            for follower in self.followers.values():
+                if follower.line.session:
+                    self._tell(follower, spent_of(spent))
+
+    def _learn(self, roll: Roll, now: float) -> None:
+        for key, (requests, tokens, usual_output) in roll.spent.items():
+            self._quotas.learn(key, Usage(requests, tokens), usual_output, now, at_least=True)
+
+    def _hold(self, follower: Follower, roll: Roll, now: float) -> None:
+        for key, (requests, tokens) in roll.owed.items():
+            self._quotas.add(key, Usage(requests, tokens), now)
+        follower.claims.replace(roll.claims, now)
+
+    def _follower(self, replica: str, now: float) -> Follower:
+        follower = self.followers.get(replica)
+        if follower is None:
+            follower = Follower(replica, self._line(replica, 0), Judging(self._quotas), now)
+            self.followers[replica] = follower
+        return follower
 
     def _line(self, replica: str, session: int) -> Line:
         return Line(self._me, replica, self.epoch, leads=True, session=session)
@@ -223,6 +259,8 @@ class Leading:
             if note.more:
                 return []
             self._tell(follower, letters.Welcome())
+            if spent := self._quotas.known(now, all_keys=True):
+                self._tell(follower, spent_of(spent))
             return self._replace(follower, follower.roll, now) if self.begun else []
         if follower.roll is not None:
             follower.roll.take(note, now)
@@ -238,8 +276,8 @@ class Leading:
                     if known := names.get(request_id, ""):
                         actions += self._scheduler.on_tokens(known, count, now) or []
                 return self.route(actions)
-            case letters.Waits(request, age_seconds):
-                if request.id in names:
+            case letters.Waits(request, age_seconds, claim):
+                if request.id in names or not follower.claims.lets(claim):
                     return []
                 name = self._name(follower, request.id)
                 return self._feed(Arrived(replace(request, id=name), now - age_seconds), now)
@@ -257,6 +295,9 @@ class Leading:
             case letters.SliceOver(_, number, cached, found_tokens):
                 if (piece := follower.pieces.pop(number, None)) is not None:
                     return self._feed(SliceEnded(piece, cached, found_tokens), now)
+            case letters.Claims() | letters.Reserves() | letters.Settles():
+                if (answer := follower.claims.take(note, now)) is not None:
+                    self._tell(follower, answer)
             case letters.Passing(engine_id, begins):
                 follower.passing[engine_id] += 1 if begins else -1
                 return self._feed(Passed(engine_id, begins), now)
@@ -272,13 +313,19 @@ class Leading:
 
     def _replace(self, follower: Follower, roll: Roll, now: float) -> list[Action]:
         """Put what a follower has told in the place of what was known; what has not changed keeps its place."""
+        self._learn(roll, now)
+        self._hold(follower, roll, now)
         pieces, passing = follower.pieces, follower.passing
         follower.pieces, follower.passing = {}, roll.passing
-        actions = self._hand_over(*self._enter(follower, roll), now)
+        actions = self._hand_over(*self._enter(follower, roll, now), now)
         return actions + self._settle(pieces, roll.passing, passing, now)
 
-    def _enter(self, follower: Follower, roll: Roll) -> tuple[list[str], list[InFlight], list[Arrived]]:
+    def _enter(self, follower: Follower, roll: Roll, now: float) -> tuple[list[str], list[InFlight], list[Arrived]]:
         """Name what a follower has, and tell what of that is gone, or new, since it was last known."""
+        answers = follower.claims.judge(now)
+        answers += filter(None, [follower.claims.take(note, now) for note in roll.claim_notes])
+        for answer in answers:
+            self._tell(follower, answer)
         gone: list[str] = []
         in_flight: list[InFlight] = []
         waiting: list[Arrived] = []
@@ -288,6 +335,8 @@ class Leading:
                 gone.append(name)
         for request_id, of in roll.held.items():
             known = request_id in follower.names
+            if not follower.claims.lets(of.claim):
+                continue
             name = self._name(follower, request_id)
             if known and self._is_as_known(name, of):
                 continue

@@ -11,11 +11,14 @@ from typing import Annotated
 import msgspec
 
 from proxy.core.feedback import DelaySnapshot
+from proxy.core.quota import QuotaLimits, QuotaReason
 from proxy.core.request import RejectReason, Request
 from proxy.core.stepmodel import StepModelSnapshot
 
 Seconds = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 """What is reckoned with here is a number of seconds: neither infinite nor none."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=2**53)]
 
 
 class _Note(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -31,6 +34,8 @@ class Waits(_Note, frozen=True):
     request: Request
     age_seconds: Seconds
     """Since its arrival."""
+    claim: int = 0
+    """Number of the claim that has to be granted first; 0: of none."""
 
     def __post_init__(self) -> None:
         _check(self.request)
@@ -49,6 +54,26 @@ class Runs(_Note, frozen=True):
         _check(self.request)
 
 
+class Claimed(_Note, frozen=True):
+    """A claim of a request that its replica has, and what it was granted (see ``core.claims``)."""
+
+    number: int
+    key: str
+    limits: QuotaLimits
+    begun: bool
+    prompt_tokens: Count | None
+    """``None``: it has asked for no tokens yet."""
+    max_tokens: Count | None
+    granted_tokens: Count | None
+
+
+class Spent(_Note, frozen=True):
+    """What is used of the quotas of API keys that others would have to know if the leader were gone."""
+
+    keys: dict[str, tuple[Amount, Amount, Amount]]
+    """Requests, tokens, and the tokens that an answer usually has."""
+
+
 class Announced(_Note, frozen=True):
     """What a replica has, or a part of that; all of it takes the place of all that was known."""
 
@@ -58,6 +83,11 @@ class Announced(_Note, frozen=True):
     """Requests that were given past the queue and are not over, by engine."""
     more: bool = False
     """Whether another part follows, in a letter of its own: so none is too long for anybody."""
+    claims: tuple[Claimed, ...] = ()
+    owed: dict[str, tuple[Amount, Amount]] = {}
+    """Requests and tokens that were used while the replica decided alone, by the API key."""
+    spent: Spent | None = None
+    """What the leader before has told of all quotas."""
 
 
 class Produced(_Note, frozen=True):
@@ -105,11 +135,35 @@ class Passing(_Note, frozen=True):
     begins: bool
 
 
+class Claims(_Note, frozen=True):
+    """A request wants to be let in, by a quota of its API key."""
+
+    number: int
+    key: str
+    limits: QuotaLimits
+
+
+class Reserves(_Note, frozen=True):
+    """A request wants to use tokens of its API key's quota."""
+
+    number: int
+    prompt_tokens: Count
+    max_tokens: Count | None
+
+
+class Settles(_Note, frozen=True):
+    """A request with a claim is over, and has used so much."""
+
+    number: int
+    prompt_tokens: Count
+    output_tokens: Count
+
+
 class Leaves(_Note, frozen=True):
     """From a follower: it ends. From the leader: it leads no more, as it drains."""
 
     remains: bool = False
-    """Whether it still has requests in flight."""
+    """Whether it still has requests in flight, or that hold a part of a quota."""
 
 
 # -- from the leader: what is to be done --
@@ -156,6 +210,20 @@ class CutOff(_Note, frozen=True):
     engine_id: str
 
 
+class Judged(_Note, frozen=True):
+    """A claim is granted as far as it goes, or refused for a reason."""
+
+    number: int
+    granted_tokens: Count | None
+    """``None``: it has asked for none."""
+    requests: tuple[Count, Count, Seconds] | None
+    """The key's limit, what is left of it, and when all of it is there again; the same of tokens."""
+    tokens: tuple[Count, Count, Seconds] | None
+    reason: QuotaReason | None = None
+    limit: Count = 0
+    retry_after_seconds: Seconds | None = None
+
+
 class Learnt(_Note, frozen=True):
     """What the leader has learnt of an engine, which nobody else sees whole."""
 
@@ -173,6 +241,9 @@ Note = (
     | Counted
     | SliceOver
     | Passing
+    | Claims
+    | Reserves
+    | Settles
     | Leaves
     | Welcome
     | Call
@@ -180,6 +251,8 @@ Note = (
     | Refuse
     | SendSlice
     | CutOff
+    | Judged
+    | Spent
     | Learnt
 )
 

@@ -16,6 +16,7 @@ from proxy.core.events import (
     Passed,
     TokensProduced,
 )
+from proxy.core.fleet.claiming import Claiming
 from proxy.core.fleet.config import FleetConfig, Role
 from proxy.core.fleet.following import Following
 from proxy.core.fleet.leading import Leading
@@ -23,6 +24,7 @@ from proxy.core.fleet.letters import Call, Leaves
 
 if TYPE_CHECKING:
     from proxy.core.actions import Action
+    from proxy.core.claims import Claim
     from proxy.core.events import Event
     from proxy.core.fleet.letters import Letter
     from proxy.core.fleet.register import Standing
@@ -66,8 +68,10 @@ class Member:
         """How often a letter to this replica was missed."""
         self.resigns = False
         """Whether it leads no more although it has the lease, as it drains: the shell is to give that back now."""
-        self._following = Following(replica_id, scheduler)
-        self._leading = Leading(replica_id, 0, scheduler)
+        self.claims = Claiming(self._decides)
+        """Those of this replica's requests on the quotas of API keys."""
+        self._following = Following(replica_id, scheduler, self.claims)
+        self._leading = Leading(replica_id, 0, scheduler, self.claims.quotas)
         self._engines: dict[str, EngineUp] = {}  # what the shell told last of each
         self._seen: dict[str, float] = {}  # when each replica was last known to live
         self._answered_at = -inf  # when the store answered last
@@ -96,6 +100,10 @@ class Member:
     def decides(self, now: float) -> bool:
         """Whether what it is told now is decided on at once, and not by another one later."""
         return self._decides(now)
+
+    def hang(self, request_id: str, claim: Claim) -> None:
+        """Let a request that is about to come go on only if its claim is granted, of which it is not known yet."""
+        self._following.hang(request_id, claim)
 
     # -- a scheduler --
 
@@ -226,7 +234,7 @@ class Member:
             return []  # it took so long to tell that it is over
         if self.epoch == standing.epoch and self.role in {Role.LEADER, Role.ROLL_CALL}:
             self._leads_until = max(self._leads_until, leads_until)
-            self._leading.on_beat()
+            self._leading.on_beat(now)
             if self.role is Role.ROLL_CALL:
                 return []
             actions: list[Action] = []
@@ -266,7 +274,7 @@ class Member:
         self.role = Role.ROLL_CALL
         self._learn(self.id, standing.epoch, now)
         self._leads_until, self._roll_call_ends_at = leads_until, ends_at
-        self._leading = Leading(self.id, standing.epoch, self.scheduler)
+        self._leading = Leading(self.id, standing.epoch, self.scheduler, self.claims.quotas)
         self._expected = expected - {self.id, ""}
         for replica in sorted(self._expected - {_SOMEBODY}):
             self._leading.call(replica, now)
@@ -277,7 +285,8 @@ class Member:
         self.role = Role.LEADER
         self._expected.clear()
         self._believe(1, now)
-        own, self._following.waiting = self._following.waiting, {}
+        self._leading.hold(now)
+        own = self._following.set_aside(self.claims.decide(1, now))
         return self._leading.begin(own.values(), now)
 
     def _on_leader(self, leader: str, epoch: int, now: float) -> list[Action]:
@@ -317,6 +326,7 @@ class Member:
                 self.lost_letters += 1
                 following.announce(self.leader, self.epoch, now)
             return []
+        following.acknowledged()
         actions = following.obey(letter.notes, now)
         if (parting := next((note for note in letter.notes if isinstance(note, Leaves)), None)) is not None:
             self._follow("", self.epoch, now)
@@ -342,7 +352,7 @@ class Member:
         self._stop(now)
         self.role = Role.LOCAL
         self._believe(self.replicas, now)
-        own, self._following.waiting = self._following.waiting, {}
+        own = self._following.set_aside(self.claims.decide(self.replicas, now))
         self._following.unheard_beats = 0
         return self.scheduler.handle(HandedOver(waiting=tuple(own.values())), now)
 
@@ -360,10 +370,11 @@ class Member:
                 if self._leading.owns(request_id) and (entry.engine is None or entry.sliced)
             }
             self._leading.end(own, now)
+            self.claims.stop(now, alone=self.role is Role.LOCAL)
             self._following.waiting |= own
             if self.role is Role.LOCAL:
                 self._believe(1, now)
-        self._leading = Leading(self.id, 0, self.scheduler)
+        self._leading = Leading(self.id, 0, self.scheduler, self.claims.quotas)
         self._following.hang_up()
 
     # -- engines --
@@ -400,7 +411,7 @@ class Member:
         if self.role is Role.LOCAL:
             return self.scheduler.handle(event, now)
         if self.role in {Role.LEADER, Role.ROLL_CALL}:
-            self._own_letters = self._leading.part()
+            self._own_letters = self._leading.part(now, holds_claims=self.claims.holds)
             self._step_down(now)
             self.resigns = True
         self.scheduler.handle(event, now)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from proxy.core.fleet import letters
 
 if TYPE_CHECKING:
+    from proxy.core.fleet.judging import ClaimNote
     from proxy.core.fleet.letters import Note
     from proxy.core.request import Request
 
@@ -20,6 +21,7 @@ class Held(NamedTuple):
     arrived_at: float
     engine_id: str = ""
     tokens: int = 0
+    claim: int = 0
 
 
 class Roll:
@@ -28,22 +30,33 @@ class Roll:
     def __init__(self) -> None:
         self.held: dict[str, Held] = {}
         self.passing: Counter[str] = Counter()
+        self.claims: list[letters.Claimed] = []
+        self.owed: dict[str, tuple[float, float]] = {}
+        self.spent: dict[str, tuple[float, float, float]] = {}
+        self.claim_notes: list[ClaimNote] = []
+        """What has become of claims since."""
         self.complete = False
 
     def announce(self, part: letters.Announced, now: float) -> None:
         """Take in a part of the announcement."""
         for waits in part.waiting:
-            self.held[waits.request.id] = Held(waits.request, now - waits.age_seconds)
+            self.held[waits.request.id] = Held(waits.request, now - waits.age_seconds, claim=waits.claim)
         for runs in part.running:
             self.held[runs.request.id] = Held(runs.request, now - runs.age_seconds, runs.engine_id, runs.tokens)
         self.passing.update(part.passing)
+        self.claims += part.claims
+        self.owed |= part.owed
+        if part.spent is not None:
+            self.spent |= part.spent.keys
         self.complete = not part.more
 
     def take(self, note: Note, now: float) -> None:
         """Take in what has happened since."""
         match note:
-            case letters.Waits(request, age_seconds):
-                self.held[request.id] = Held(request, now - age_seconds)
+            case letters.Waits(request, age_seconds, claim):
+                self.held[request.id] = Held(request, now - age_seconds, claim=claim)
+            case letters.Claims() | letters.Reserves() | letters.Settles():
+                self.claim_notes.append(note)
             case letters.Produced(chunks):
                 for request_id, count in chunks.items():
                     if (of := self.held.get(request_id)) is not None and of.engine_id:
