@@ -106,13 +106,7 @@ class TestReasons:
         assert reasons(play, "b") == {"e0": ["slots"]}
 
     def test_deadlines_of_streams_in_flight(self) -> None:
-        play = Play(token_budget=2000, gate=replace(ONE_STEP, backlog_factor=1.0, keep_tbt=True))
-        for number in range(400):
-            tokens = 500 * (number % 4)
-            play.engine().model.observe(StepLoad(tokens, 1, 100, 0.0, number % 4 > 0), 0.02 + 2e-4 * tokens)
-        play.arrive("a", 10, request_class=STRICT)
-        for number in range(4):
-            play.tokens("a", at=0.1 + 0.02 * number)
+        play = beside_a_strict_stream()
         assert play.arrive("harmless", 300) == ["dispatch harmless e0"]
         assert play.arrive("b", 200) == []
         assert reasons(play, "b") == {"e0": ["TBT"]}
@@ -230,13 +224,7 @@ class TestObstacles:
         assert obstacles(play) == {"e0": "tile"}
 
     def test_deadlines_of_streams_in_flight(self) -> None:
-        play = Play(token_budget=2000, gate=replace(ONE_STEP, backlog_factor=1.0, keep_tbt=True))
-        for number in range(400):
-            tokens = 500 * (number % 4)
-            play.engine().model.observe(StepLoad(tokens, 1, 100, 0.0, number % 4 > 0), 0.02 + 2e-4 * tokens)
-        play.arrive("a", 10, request_class=STRICT)
-        for number in range(4):
-            play.tokens("a", at=0.1 + 0.02 * number)
+        play = beside_a_strict_stream()
         play.arrive("harmless", 300)
         play.arrive("b", 200)
         assert obstacles(play) == {"e0": "tbt"}
@@ -254,6 +242,18 @@ class TestObstacles:
         assert set(obstacles(play).values()) <= {"tile", "kv_cache"}
         view_state(play.scheduler, play.now)
         assert pickle.dumps(play.scheduler.ledger.engines) == before
+
+
+def beside_a_strict_stream() -> Play:
+    """Its steps are known: one with 500 prompt tokens takes longer than the stream may wait, one with 300 does not."""
+    play = Play(token_budget=2000, gate=replace(ONE_STEP, backlog_factor=1.0, keep_tbt=True))
+    for number in range(400):
+        tokens = 500 * (number % 4)
+        play.engine().model.observe(StepLoad(tokens, 1, 100, 0.0, number % 4 > 0), 0.02 + 2e-4 * tokens)
+    play.arrive("a", 10, request_class=STRICT)
+    for number in range(4):
+        play.tokens("a", at=0.1 + 0.02 * number)
+    return play
 
 
 def obstacles(play: Play) -> dict[str, str | None]:
