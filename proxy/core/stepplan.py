@@ -187,7 +187,7 @@ class Deadline:
         everybody = running = _added_up(state.decodes)
         tokens = self._fitting(state, everybody, prompts)
         if tokens < ready and state.kv_usage < _KV_PRESSURE and self.model.steps >= _YOUNG_STEPS:
-            patient = self._patient(state, everybody, tokens)
+            patient = self._patient(state, _filled(everybody, prompts, tokens))
             if patient:
                 hurried = _added_up(d for d in state.decodes if d.id not in patient)
                 enlarged = self._fitting(state, hurried, prompts)
@@ -251,9 +251,8 @@ class Deadline:
             )
         return total + self.model.prefill_tokens_within(seconds, load, 0)
 
-    def _patient(self, state: EngineState, decodes: _Sum, tokens: int) -> frozenset[str]:
-        """The decodes whose tokens are still in time if they run in the step after this one; ``decodes``: all."""
-        load = StepLoad(tokens, decodes.number, decodes.context, 0.0, 1)
+    def _patient(self, state: EngineState, load: StepLoad) -> frozenset[str]:
+        """The decodes whose tokens are still in time if they run in the step after this one, and both are so full."""
         two_steps = (2 + state.steps_ahead) * (self.model.predict(load) + self.model.margin_seconds(load))
         return frozenset(d.id for d in state.decodes if d.due_at - state.now > two_steps)
 
@@ -291,6 +290,19 @@ def _added_up(decodes: Iterable[Decode]) -> _Sum:
         tokens += worked_on
         context += of_one
     return _Sum(number, tokens, context)
+
+
+def _filled(decodes: _Sum, prompts: Iterable[Prompt], tokens: int) -> StepLoad:
+    """A step with so many tokens of these prompts, in this order, or of all."""
+    taken = prefills = 0
+    attention = 0.0
+    for prompt in prompts:
+        if taken >= tokens:
+            break
+        part = min(prompt.remaining, tokens - taken)
+        attention += part * (prompt.computed + part / 2)
+        taken, prefills = taken + part, prefills + 1
+    return StepLoad(taken, decodes.number, decodes.context, attention, prefills)
 
 
 def admissible(state: EngineState, ordered: Iterable[Prompt]) -> list[Prompt]:

@@ -273,16 +273,17 @@ def carried_out(plan: StepPlan, given_state: EngineState) -> tuple[StepLoad, set
     return load, {d.id for d in run}
 
 
+@pytest.mark.parametrize("attention", [5e-9, 2.5e-7], ids=["little", "most"])
 @given(
     st.lists(st.floats(0.1, 1.0), min_size=1, max_size=30),
     st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 9000)), max_size=4),
     st.lists(st.integers(1, 3000), max_size=4),
 )
 def test_deadlines_are_kept_in_the_engines_order_where_late_tokens_cost_more(
-    due_in: list[float], begun: list[tuple[int, int]], waiting: list[int]
+    attention: float, due_in: list[float], begun: list[tuple[int, int]], waiting: list[int]
 ) -> None:
     """As vLLM goes: prompts half-way first, in order of admission, with all that the step holds."""
-    model = OnlineStepModel(StepCoefficients(0.01, 5e-5, 4e-4, 1e-7, 5e-9, 0.0))
+    model = OnlineStepModel(StepCoefficients(0.01, 5e-5, 4e-4, 1e-7, attention, 0.0))
     for n in range(64):
         load = StepLoad(50 * (n % 10), n % 7, 700 * (n % 7), 3e4 * (n % 10), n % 10 > 0)
         model.observe(load, model.predict(load))
@@ -297,3 +298,7 @@ def test_deadlines_are_kept_in_the_engines_order_where_late_tokens_cost_more(
     assert run == {d.id for d in given_state.decodes} - plan.held, "no prompt takes the share of a decode"
     if load.prefill_tokens > 128:
         assert NOW + model.predict(load) <= min(d.due_at for d in given_state.decodes) + 1e-9
+    # The step after this one takes some of the prompts as well, however late everybody is.
+    some = StepLoad(128, len(due_in), 500 * len(due_in), 128 * 64.0, 1)
+    over = NOW + model.predict(load) + model.predict(some)
+    assert all(over <= d.due_at for d in given_state.decodes if d.id in plan.held)
