@@ -118,7 +118,7 @@ class Order:
     ln(own length)`` after a prompt can overtake it: that bounds how long it can be passed over.
     """
 
-    aging_seconds: float | None = 10.0
+    aging_seconds: float | None = 4.0
 
     def __call__(self, prompt: Prompt) -> tuple[int, float, float]:
         aged = 0.0 if self.aging_seconds is None else prompt.arrived_at / self.aging_seconds

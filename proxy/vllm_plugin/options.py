@@ -33,7 +33,7 @@ class PluginConfig:
     """``deadline``, ``slai`` or ``rad``."""
     tbt_ms: float = 500.0
     """TBT deadline of requests that tell none."""
-    aging_seconds: float = 10.0
+    aging_seconds: float = 4.0
     """So much waiting counts as much as being e times shorter; 0: the shortest first for ever, which may starve."""
     tile_tokens: int = 512
     """``rad``: prompt tokens of a step."""

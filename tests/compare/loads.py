@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 SIDES = ("direct-small", "direct", "plugin-slai", "plugin-deadline", "gate", "tiles", "gate-plugin")
 _SHARES = "0.6,0.8,0.95"
-_BURST, _WARM_UP = 1000.0, 24
-"""Requests per second that no engine can do, and requests that an engine gets before it is measured."""
-_OVERHEAD_SECONDS = 8.0
+_BURST = 1000.0
+"""Requests per second that no engine can do."""
+_OVERHEAD_SECONDS = 20.0
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -88,7 +88,6 @@ class Comparison:
                 if (kind := (PLUGINS.get(side), side in SMALL)) not in engines:
                     self.notes.print(f"starting the engine of {side}", markup=False)
                     engines[kind] = await stack.enter_async_context(engine_for(side, args))
-                    await self._measure("direct", -1, engines[kind], 5.0, requests=_WARM_UP)
             of = {side: engines[PLUGINS.get(side), side in SMALL] for side in args.sides}
             if self.rates is None:
                 first = await self._measure("direct", -2, of[args.sides[0]], _BURST)
@@ -113,10 +112,8 @@ class Comparison:
     def _is_done(self, number: int, rate: float, side: str) -> bool:
         return any((run.round, run.rate, run.side) == (number, rate, side) for run in self.runs)
 
-    async def _measure(
-        self, side: str, number: int, on: tuple[str, int], rate: float, *, requests: int | None = None
-    ) -> Figures:
-        changed = {"rate": Rate.constant(rate), "requests": requests or self.args.requests}
+    async def _measure(self, side: str, number: int, on: tuple[str, int], rate: float) -> Figures:
+        changed = {"rate": Rate.constant(rate)}
         return await measure_side(side, number, on, argparse.Namespace(**{**vars(self.args), **changed}), self.notes)
 
     def _keep(self) -> None:
