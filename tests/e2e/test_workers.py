@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -15,6 +16,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_engine import scripted_engine
 from serving_process import serving, spawn
+
+from proxy.keys import digest_of
 
 pytestmark = pytest.mark.e2e
 
@@ -52,10 +55,13 @@ def is_there(directory: str) -> bool:
     return Path(directory).is_dir()
 
 
-async def ask(url: str) -> int:
+async def ask(url: str, headers: dict[str, str] | None = None) -> int:
     """One request on a connection of its own: the system deals connections out, not requests."""
     body = {"model": "m", "prompt": "hello", "max_tokens": 2}
-    async with aiohttp.ClientSession(url) as client, client.post("/v1/completions", json=body) as answer:
+    async with (
+        aiohttp.ClientSession(url, headers=headers) as client,
+        client.post("/v1/completions", json=body) as answer,
+    ):
         await answer.read()
         return answer.status
 
@@ -78,6 +84,18 @@ async def test_one_leads_as_soon_as_all_are_there() -> None:
             told = text_string_to_metric_families(await answer.text())
         roles = [s.labels["role"] for family in told for s in family.samples if s.name == "slai_fleet_role" and s.value]
         assert sorted(roles) == ["follower", "leader"]
+
+
+async def test_a_key_has_one_quota_at_all_processes() -> None:
+    keys = json.dumps({"k": {"sha256": digest_of("sk-test"), "requests_per_minute": 5}})
+    headers = {"Authorization": "Bearer sk-test"}
+    async with (
+        scripted_engine() as engine,
+        serving("--engines", engine.url, "--workers", "2", "--keys", keys) as proxy,
+    ):
+        statuses = await asyncio.gather(*(ask(proxy.url, headers) for _ in range(40)))
+        assert statuses.count(200) in {5, 6}, "one comes back every twelve seconds"
+        assert statuses.count(429) == 40 - statuses.count(200)
 
 
 async def test_one_that_is_killed_is_started_anew_while_the_other_serves() -> None:
