@@ -333,6 +333,25 @@ def test_what_was_used_alone_is_charged_when_they_are_one_again() -> None:
     assert held(net, leader.id) == (0, 0)
 
 
+def test_what_a_replica_granted_alone_holds_though_the_leader_had_refused_it() -> None:
+    net = a_fleet(2, tokens_per_minute=3000)
+    claim(net, "r1", 1000, 1000)
+    found = net.claim("r2", 100, 1000)
+    net.run(HOP / 2)
+    net.losing = 1
+    net.run(HOP)
+    net.cut_off = {"r2"}  # before it hears that it may not
+    net.run(1.6)
+    assert net.member("r2").role is Role.LOCAL
+    assert found.granted_tokens == 1100
+    net.cut_off.clear()
+    net.run(3.0)
+    assert held(net, "r1") == (2, 3100)
+    net.settle(found, 100, 0)
+    net.run(3 * HOP)
+    assert held(net, "r1") == (1, 2000)
+
+
 def test_a_small_quota_serves_one_at_a_time_at_each_that_decides_alone() -> None:
     net = a_fleet(requests_per_minute=1, concurrency=1)
     net.store_up = False

@@ -185,7 +185,7 @@ def spent_of(known: Mapping[str, tuple[Usage, float]]) -> letters.Spent:
 
 
 def _claimed(claim: Claim) -> letters.Claimed:
-    prompt, most = claim.asks or (None, None)
+    prompt, most = (None, None) if claim.refusal is not None else (claim.asks or (None, None))
     return letters.Claimed(claim.number, claim.key, claim.limits, claim.begun, prompt, most, claim.granted_tokens)
 
 

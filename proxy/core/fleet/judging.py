@@ -51,8 +51,8 @@ class Judging:
         before, self._held = self._held, {}
         for of in told:
             claim = before.pop(of.number, None)
-            if claim is not None and claim.asks is None and of.granted_tokens is not None:
-                self._quotas.end(claim, 0, 0, now)  # it was granted more while the replica decided alone
+            if claim is not None and of.granted_tokens not in {None, claim.granted_tokens}:
+                self._quotas.end(claim, 0, 0, now)  # it was judged otherwise while the replica decided alone
                 claim = None
             claim = claim or Claim(of.number, of.key, of.limits, of.begun)
             if claim.asks is None and of.prompt_tokens is not None:
