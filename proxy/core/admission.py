@@ -58,6 +58,17 @@ def admits(engine: EngineBelief, prompt_tokens: int, gate: GateConfig, now: floa
     )
 
 
+def is_shut(engine: EngineBelief, gate: GateConfig, now: float) -> bool:
+    """Whether ``admits`` says no to whatever prompt it is asked for."""
+    if not engine.is_open(now):
+        return True
+    if not engine.outstanding:
+        return False
+    if engine.is_full:
+        return True
+    return engine.backlog >= gate.backlog_factor * engine.lead_tokens() and not engine.lets_short_pass
+
+
 def leaves_free(engine: EngineBelief, prompt_tokens: int, kept_tokens: float, gate: GateConfig) -> bool:
     """Whether ``kept_tokens`` of KV cache, but never more than half of it, stay free for others after this prompt.
 

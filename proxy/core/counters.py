@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from proxy.core.heap import Heap
+from proxy.core.heap import Ranking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -34,7 +34,7 @@ class Level(Generic[_Key]):
         self._credit_seconds = credit_seconds
         self._remembered = remembered
         self._counters: dict[_Key, Counter[_Key]] = {}
-        self._waiting: Heap[Counter[_Key]] = Heap(lambda c: (c.served, c.number))
+        self._waiting: Ranking[_Key, Counter[_Key]] = Ranking(lambda c: (c.served, c.number))
         self._idle: dict[_Key, None] = {}  # idle longest first
         self._waiting_weight = 0.0
         self._number = 0
@@ -64,12 +64,12 @@ class Level(Generic[_Key]):
         """
         counter = self._return(key, weight)
         counter.waiting = True
-        self._waiting.add(counter)
+        self._waiting.add(key, counter)
         self._waiting_weight += counter.weight
 
     def leave(self, key: _Key) -> None:
         counter = self._counters[key]
-        self._waiting.remove(counter)
+        self._waiting.remove(key)
         self._waiting_weight = self._waiting_weight - counter.weight if self._waiting else 0.0  # no error stays
         counter.waiting = False
         self._rest(key)
@@ -128,11 +128,9 @@ class Level(Generic[_Key]):
         counter = self._counters.get(key)
         if counter is None:
             return
-        if counter.waiting:
-            self._waiting.remove(counter)
         counter.served += tokens / counter.weight
         if counter.waiting:
-            self._waiting.add(counter)
+            self._waiting.change(key)
 
     def expected_output(self, key: _Key) -> float:
         counter = self._counters.get(key)

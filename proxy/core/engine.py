@@ -141,11 +141,16 @@ class EngineBelief(StepClock):
     def serves(self, model: str) -> bool:
         return not self.leaving and (not model or not self.models or model in self.models)
 
+    @property
+    def lets_short_pass(self) -> bool:
+        """Whether its own scheduler lets prompts pass longer ones that it was given before."""
+        return self.plugin is not None and self.plugin.lets_short_pass
+
     def would_begin(self, prompt_tokens: int) -> bool:
         """Whether its own scheduler would let such a prompt pass all that it still has to work on."""
-        if self.plugin is None or not self.plugin.lets_short_pass:
-            return False
-        return all(prompt_tokens < prefill.remaining for prefill in self._prefills.values() if prefill.remaining)
+        return self.lets_short_pass and all(
+            prompt_tokens < prefill.remaining for prefill in self._prefills.values() if prefill.remaining
+        )
 
     def has_kv_room(self, prompt_tokens: int, usable_tokens: float) -> bool:
         """Whether a prompt fits into so much KV cache beside all that runs, with the growth to be expected of both."""

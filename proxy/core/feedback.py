@@ -72,25 +72,20 @@ class FeedbackDelay:
     def __init__(self, seconds: float) -> None:
         self._hypotheses = [_Hypothesis(seconds) for _ in range(BEGINNINGS - 1)]
         self._prompts = 0  # learnt from
+        self._choose()
 
     def __repr__(self) -> str:
         return f"<FeedbackDelay {self.seconds * 1e3:.1f} ms, {self.steps} steps ahead>"
 
-    @property
-    def steps(self) -> int:
-        """How many steps ahead the engine composes a step: 0, or 1 with asynchronous scheduling."""
+    def _choose(self) -> None:
         at_once, ahead = self._hypotheses
-        return 1 if ahead.misses < at_once.misses else 0
-
-    @property
-    def seconds(self) -> float:
+        likelier = ahead if ahead.misses < at_once.misses else at_once
+        self.steps = int(likelier is ahead)
+        """How many steps ahead the engine composes a step: 0, or 1 with asynchronous scheduling."""
+        self.seconds = likelier.most
         """From the release of a prompt to when a step can be composed with it, both as seen from here."""
-        return self._hypotheses[self.steps].most
-
-    @property
-    def least_seconds(self) -> float:
+        self.least_seconds = likelier.least
         """What it may be at best."""
-        return self._hypotheses[self.steps].least
 
     def learn(self, beginnings: Sequence[float]) -> None:
         """Take in which step took a prompt in.
@@ -103,6 +98,7 @@ class FeedbackDelay:
         self._prompts += 1
         for i, hypothesis in enumerate(self._hypotheses):
             hypothesis.learn(too_short=beginnings[i + 1], enough=beginnings[i])
+        self._choose()
 
     def snapshot(self) -> DelaySnapshot | None:
         """Return what has been learnt; ``None`` while that is little."""
@@ -121,6 +117,7 @@ class FeedbackDelay:
         for hypothesis, (least, most, misses) in zip(self._hypotheses, figures, strict=True):
             hypothesis.least, hypothesis.most, hypothesis.misses = least, most, misses
         self._prompts = _KNOWN_PROMPTS
+        self._choose()
 
 
 BEGINNINGS = 3

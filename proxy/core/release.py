@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from proxy.core.actions import Dispatch
+from proxy.core.admission import is_shut
 from proxy.core.lane import urgency
 from proxy.core.placement import soonest
 from proxy.core.tbt import harm_seconds
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 def next_whole(ledger: Ledger, config: SchedulerConfig, now: float) -> Dispatch | None:
     """Release the first prompt that finds a place; ``None`` when none does."""
+    # As it usually is after each release, whoever is next. But modes are switched, and deadlines looked at, when asked.
+    unasked = ledger.modes is None and not ledger.backlog.with_deadline
+    if unasked and all(is_shut(e, config.gate, now) for e in ledger.engines.values()):
+        return None
     # One queue is the usual case; with several, a head that finds no place must not block another's. But one that
     # has waited for too long keeps its engines from the others until it fits.
     reserved: set[str] = set()

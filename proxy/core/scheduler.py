@@ -8,7 +8,7 @@ events at given times leads to one sequence of actions, live or simulated.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, assert_never
 
 from proxy.core.bypass import bypass
@@ -230,32 +230,32 @@ class Scheduler:
 
         Rounded up to a whole microsecond: a clock that ticks in these then never calls too early, again and again.
         """
-        due = list(cuts_due(self._ledger))
+        deadline = min(cuts_due(self._ledger), default=inf)
         if self._ledger.backlog or self._ledger.sliced:
-            due += self._due_to_waiting()
-        if not due:
+            deadline = min(deadline, self._due_to_waiting())
+        if deadline == inf:
             return None
-        deadline = min(due)
         microseconds = ceil(deadline * 1e6)
         if microseconds / 1e6 < deadline:  # the product was rounded down to a whole number
             microseconds += 1
         return microseconds / 1e6
 
-    def _due_to_waiting(self) -> list[float]:
+    def _due_to_waiting(self) -> float:
         """When something becomes due to those who wait."""
-        due = [
-            queue.oldest.arrived_at + self.config.queue_timeout_seconds for _, queue in self._ledger.backlog.queues()
-        ]
-        due += (waits_until(entry, self._ledger, self.config) for entry in self._ledger.sliced.values())
-        for engine in self._ledger.engines.values():
-            of_engine = engine.closed_until, engine.silent_until(), engine.health.until, engine.slice_at
-            due += (t for t in of_engine if t is not None)
-        if (modes := self._ledger.modes) is not None:
-            held = (modes.due_at(queue.oldest.arrived_at) for _, queue in self._ledger.backlog.queues())
-            due += (t for t in held if t is not None)
-        if (limit_ends_at := self._ledger.overload.next_due()) is not None:
-            due.append(limit_ends_at)
-        return due
+        ledger, due = self._ledger, inf
+        for _, queue in ledger.backlog.queues():
+            arrived_at = queue.oldest.arrived_at
+            due = min(due, arrived_at + self.config.queue_timeout_seconds)
+            if ledger.modes is not None and (held_until := ledger.modes.due_at(arrived_at)) is not None:
+                due = min(due, held_until)
+        for entry in ledger.sliced.values():
+            due = min(due, waits_until(entry, ledger, self.config))
+        for engine in ledger.engines.values():
+            for at in (engine.closed_until, engine.silent_until(), engine.health.until, engine.slice_at):
+                if at is not None and at < due:
+                    due = at
+        limit_ends_at = ledger.overload.next_due()
+        return due if limit_ends_at is None else min(due, limit_ends_at)
 
     # -- what happened --
 

@@ -68,7 +68,7 @@ class StepClock:
         self._streams: dict[str, Stream] = {}
         self._stream_context = 0
         self._spread_out: Spread | None = None
-        self._soonest: Spread | None = None  # may be the same one
+        self._soonest: Spread | None = None  # known whenever that is, and may be the same one
         self._newcomers: list[tuple[Stream, float]] = []  # since the last step that we saw end, and when
         self._log = StepLog(self.delay)
 
@@ -160,16 +160,14 @@ class StepClock:
         if spread is not None and spread.step_under_way == self._step and spread.prefill_budget == budget:
             return spread
         unfinished = self._unfinished()
-        if soonest and all(p.may_join == p.joins for p in unfinished):
-            spread = self._spread()
-        else:
-            spread = Spread(self._step, budget)
-            spread.add([(p, p.may_join if soonest else p.joins) for p in unfinished])
-        if soonest:
-            self._soonest = spread
-        else:
-            self._spread_out = spread
-        return spread
+        late = Spread(self._step, budget)
+        late.add([(p, p.joins) for p in unfinished])
+        soon = late
+        if any(p.may_join != p.joins for p in unfinished):
+            soon = Spread(self._step, budget)
+            soon.add([(p, p.may_join) for p in unfinished])
+        self._spread_out, self._soonest = late, soon
+        return soon if soonest else late
 
     def _spread_anew(self) -> None:
         """Forget how the prompts are spread: one has gone from among them, or is believed to join elsewhere."""
@@ -178,11 +176,12 @@ class StepClock:
     def _add_to_spread(self, prefill: Prefill) -> None:
         """Add a prompt to what is known."""
         late, soon = self._spread_out, self._soonest
-        if late is not None:
-            late.add([(prefill, prefill.joins)])
+        if late is None or soon is None:
+            return
         if soon is late and prefill.may_join != prefill.joins:
-            self._soonest = None
-        elif soon is not None and soon is not late:
+            soon = self._soonest = late.copy()
+        late.add([(prefill, prefill.joins)])
+        if soon is not late:
             soon.add([(prefill, prefill.may_join)])
 
     def _take_prefill(self, key: str) -> Prefill | None:
@@ -195,12 +194,13 @@ class StepClock:
     def _take_from_spread(self, prefill: Prefill) -> None:
         """Take a prompt out of what is known, where that does not let others move up."""
         late, soon = self._spread_out, self._soonest
-        if (late is not None and not late.whole) or (soon is not None and not soon.whole):
+        if late is None or soon is None:
+            return
+        if not (late.whole and soon.whole):
             self._spread_anew()
             return
-        if late is not None:
-            late.take_out(prefill, prefill.joins)
-        if soon is not None and soon is not late:
+        late.take_out(prefill, prefill.joins)
+        if soon is not late:
             soon.take_out(prefill, prefill.may_join)
 
     def _unfinished(self) -> list[Prefill]:

@@ -2,7 +2,7 @@ import pytest
 from builders import ONE_STEP as GATE
 from builders import make_engine
 
-from proxy.core.admission import GateConfig, admits, leaves_free
+from proxy.core.admission import GateConfig, admits, is_shut, leaves_free
 from proxy.core.engine import EngineBelief
 from proxy.core.feedback import FeedbackDelay
 
@@ -40,6 +40,16 @@ def test_a_busy_engine_admits_while_its_backlog_is_below_one_step_of_prompt_toke
     assert admits(engine, 10_000, GATE, now=0.04)
     engine.release("b", 1, 0.04)
     assert not admits(engine, 1, GATE, now=0.04)
+
+
+def test_a_gate_is_shut_where_no_prompt_is_admitted_however_short() -> None:
+    idle, closed, busy, full = make_engine(), make_engine(), busy_engine(), busy_engine(max_num_seqs=1)
+    closed.closed_until = 2.0
+    engines = (idle, closed, busy, full)
+    assert [is_shut(engine, GATE, 0.04) for engine in engines] == [False, True, False, True]
+    busy.release("a", 511, 0.04)
+    assert is_shut(busy, GATE, 0.04)
+    assert [admits(engine, 1, GATE, 0.04) for engine in engines] == [True, False, False, False]
 
 
 def test_a_larger_backlog_factor_lets_more_be_released_ahead() -> None:

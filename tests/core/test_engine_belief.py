@@ -579,6 +579,7 @@ class KnownDelay(FeedbackDelay):
         super().__init__(most_seconds)
         self._hypotheses[1].least, self._hypotheses[1].most = least_seconds, most_seconds
         self._hypotheses[0].misses = 1.0
+        self._choose()
 
 
 def test_what_may_be_in_the_step_under_way_is_reckoned_with_until_its_output_tells() -> None:

@@ -76,3 +76,25 @@ def test_whoever_makes_room_held_more_than_its_even_part(
         held.remove(gone)
         holdings.remove(gone)
     assert len(holdings) == len({one.request.tenant for one in held})
+
+
+@given(st.data())
+def test_who_holds_most_is_the_same_however_seldom_it_is_asked(data: st.DataObject) -> None:
+    often, seldom = Holdings(12, 150, 200), Holdings(12, 150, 200)
+    there: list[Waiting] = []
+    for number in range(data.draw(st.integers(0, 40))):
+        if data.draw(st.booleans()) and there:
+            one = there.pop(data.draw(st.integers(0, len(there) - 1)))
+            often.remove(one)
+            seldom.remove(one)
+        else:
+            tenant, tokens, size_bytes = data.draw(sizes)
+            there.append(waiting(number, tenant, tokens, size_bytes))
+            often.add(there[-1])
+            seldom.add(there[-1])
+        if there:
+            greatest = often.newest_of_greatest()
+            if number % 7 == 0:
+                assert seldom.newest_of_greatest() == greatest
+    if there:
+        assert seldom.newest_of_greatest() == often.newest_of_greatest()
