@@ -1,4 +1,4 @@
-"""How many letters a second one Redis carries, and what it takes the proxy to send one."""
+"""How many letters a second one Redis carries, and what it takes the proxy to send and read one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def measure(processes: int, connections: int, rounds: int, seconds: float)
     lines.append(f"{'Redis: a request at a follower, without tokens':<44}{carried:>26}{_spread(each, 1):>24}")
     for kind, costs in sent.items():
         rates, costs_us = zip(*costs, strict=True)
-        lines.append(f"{f'the proxy sends: {kind}':<44}{_spread(rates):>28}{_spread(costs_us, 1):>24}")
+        lines.append(f"{f'the proxy sends and reads: {kind}':<44}{_spread(rates):>28}{_spread(costs_us, 1):>24}")
     return "\n".join(lines)
 
 
@@ -69,7 +69,7 @@ async def _flood(
 
 
 async def _send(directory: Path, kind: str, seconds: float) -> tuple[float, float]:
-    """Return letters a second, one after the other, and the sender's CPU for each in us."""
+    """Return letters a second, one after the other, and the sender's CPU for each in us; it reads them, too."""
     async with AsyncExitStack() as stack:
         server, epoch = await _start(stack, directory, kind)
         arguments = ["fleet.cost.flood", str(server.port), kind, str(epoch), "--store"]
