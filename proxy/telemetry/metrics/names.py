@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from prometheus_client import CollectorRegistry, Metric
+    from prometheus_client import Metric
 
 OTHER = "other"
 """Label value that stands for whatever is not known beforehand: clients must not be able to make series."""
@@ -53,31 +52,6 @@ class Name:
         for labels, value in points:
             family.add_metric(labels, float(value))
         return family
-
-
-class Instruments:
-    """Makes instruments, and keeps the names of all that it has made."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.registry = registry
-        self.names: list[Name] = []
-
-    def counter(self, name: str, description: str, labels: tuple[str, ...] = (), unit: str = "") -> Counter:
-        """Make what only grows."""
-        made = self.note(Name(name, description, unit, labels))
-        return Counter(made.prometheus, description, made.prometheus_labels, registry=self.registry)
-
-    def histogram(
-        self, name: str, description: str, edges: tuple[float, ...], labels: tuple[str, ...] = ()
-    ) -> Histogram:
-        """Make a histogram of seconds."""
-        made = self.note(Name(name, description, "s", labels))
-        return Histogram(made.prometheus, description, made.prometheus_labels, buckets=edges, registry=self.registry)
-
-    def note(self, name: Name) -> Name:
-        """Keep the name of what is made elsewhere."""
-        self.names.append(name)
-        return name
 
 
 def _plain(name: str) -> str:

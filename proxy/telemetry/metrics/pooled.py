@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from prometheus_client.core import Exemplar, HistogramMetricFamily
@@ -13,75 +13,108 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from proxy.core.blame import Cause
-from proxy.telemetry.metrics.names import TBT_EDGES, Name
+from proxy.telemetry.metrics.names import TBT_EDGES
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from prometheus_client import Metric
 
-_LABELS_OF_EDGES = (*map(floatToGoString, TBT_EDGES), "+Inf")
+    from proxy.telemetry.metrics.names import Name
+
+Pooled = TypeVar("Pooled", bound="PooledHistogram")
 
 
 def binned(gaps: array[float]) -> list[int]:
     """Return how many of a stream's gaps fall into which bucket; all at once, when it has ended."""
     # They are kept in single precision, in which one of just a deadline's length would be longer than it.
     seconds = np.round(np.frombuffer(gaps, dtype=np.float32).astype(np.float64), 6)
-    counted: list[int] = np.bincount(np.searchsorted(TBT_EDGES, seconds), minlength=len(_LABELS_OF_EDGES)).tolist()
+    counted: list[int] = np.bincount(np.searchsorted(TBT_EDGES, seconds), minlength=len(TBT_EDGES) + 1).tolist()
     return counted
 
 
-class TbtHistogram:
-    """Counts of gaps between tokens, and why the late ones were late."""
+class PooledHistogram:
+    """Counts of durations by buckets. The library's own takes a lock for each value, and looks through all buckets."""
 
-    __slots__ = ("causes", "counts", "exemplars", "sum")
+    __slots__ = ("counts", "edges", "exemplars", "sum")
 
-    def __init__(self) -> None:
-        self.counts = [0] * len(_LABELS_OF_EDGES)
+    def __init__(self, edges: Sequence[float]) -> None:
+        self.edges = edges
+        self.counts = [0] * (len(edges) + 1)
         self.sum = 0.0
-        self.causes = dict.fromkeys(Cause, 0)
         self.exemplars: dict[int, Exemplar] = {}
-        """By the bucket: the last trace of a stream whose longest gap fell into it."""
+        """By the bucket: the last trace of what fell into it."""
 
-    def observe(self, seconds: float) -> None:
-        """Count one gap: the path of every token."""
-        self.counts[bisect_left(TBT_EDGES, seconds)] += 1
+    def observe(self, seconds: float, trace: dict[str, str] | None = None) -> None:
+        """Count one; ``trace``: in which it can be looked at."""
+        self.counts[bisect_left(self.edges, seconds)] += 1
         self.sum += seconds
+        if trace is not None:
+            self.exemplify(seconds, trace)
 
     def add(self, counts: list[int], seconds: float) -> None:
-        """Count the gaps of a stream that has ended, ``binned``; ``seconds``: all of them together."""
+        """Count many at once, ``binned``; ``seconds``: all of them together."""
         self.counts = [ours + more for ours, more in zip(self.counts, counts, strict=True)]
         self.sum += seconds
 
-    def blame(self, cause: Cause) -> None:
-        """Count why a gap was longer than its deadline."""
-        self.causes[cause] += 1
-
     def exemplify(self, seconds: float, trace: dict[str, str] | None) -> None:
-        """Name a trace in which a gap like this can be looked at."""
+        """Name a trace in which one like this can be looked at."""
         if trace is not None:
-            self.exemplars[bisect_left(TBT_EDGES, seconds)] = Exemplar(trace, seconds, time.time())
+            self.exemplars[bisect_left(self.edges, seconds)] = Exemplar(trace, seconds, time.time())
 
     def buckets(self) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
         """Cumulated, as Prometheus has them."""
         found: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
-        for number, (edge, total) in enumerate(zip(_LABELS_OF_EDGES, accumulate(self.counts), strict=True)):
+        told = (*map(floatToGoString, self.edges), "+Inf")
+        for number, (edge, total) in enumerate(zip(told, accumulate(self.counts), strict=True)):
             exemplar = self.exemplars.get(number)
             found.append((edge, total) if exemplar is None else (edge, total, exemplar))
         return found
 
 
-class TbtCollector(Collector):
-    """Exposes such histograms, by the values of the labels of ``name``."""
+class TbtHistogram(PooledHistogram):
+    """Counts of gaps between tokens, and why the late ones were late."""
 
-    def __init__(self, name: Name, histograms: dict[tuple[str, ...], TbtHistogram]) -> None:
+    __slots__ = ("causes",)
+
+    def __init__(self) -> None:
+        super().__init__(TBT_EDGES)
+        self.causes = dict.fromkeys(Cause, 0)
+
+    def blame(self, cause: Cause) -> None:
+        """Count why a gap was longer than its deadline."""
+        self.causes[cause] += 1
+
+
+class Pool(dict[tuple[str, ...], Pooled]):
+    """Histograms by the values of their labels, each made when it is first asked for."""
+
+    def __init__(self, make: Callable[[], Pooled]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, labels: tuple[str, ...]) -> Pooled:
+        made = self[labels] = self._make()
+        return made
+
+    def forget(self, first: str) -> None:
+        """Show no more of those whose first label has this value."""
+        for labels in [found for found in self if found[0] == first]:
+            del self[labels]
+
+
+class PoolCollector(Collector):
+    """Exposes them."""
+
+    def __init__(self, name: Name, pool: Pool[Any]) -> None:
         self._name = name
-        self._histograms = histograms
+        self._pool = pool
 
     def collect(self) -> Iterator[Metric]:
         """Give the one family."""
-        family = HistogramMetricFamily(self._name.prometheus, self._name.description, labels=self._name.labels)
-        for labels, histogram in self._histograms.copy().items():  # which the loop adds to
+        name = self._name
+        family = HistogramMetricFamily(name.prometheus, name.description, labels=name.prometheus_labels)
+        for labels, histogram in self._pool.copy().items():  # which the loop adds to
             family.add_metric(labels, histogram.buckets(), sum_value=histogram.sum)
         yield family

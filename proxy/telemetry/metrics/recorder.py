@@ -11,6 +11,7 @@ from proxy.core.events import Arrived, Ended, NotStarted, SliceEnded, TokensProd
 from proxy.core.request import Outcome
 from proxy.telemetry.metrics.exposition import Snapshot, exposed
 from proxy.telemetry.metrics.fleet import FleetCounts, watch_fleet
+from proxy.telemetry.metrics.instruments import Instruments
 from proxy.telemetry.metrics.live import Readings, watch_obstacles, watch_scheduler, watch_sizes
 from proxy.telemetry.metrics.names import (
     DECISION_EDGES,
@@ -20,10 +21,9 @@ from proxy.telemetry.metrics.names import (
     QUEUE_EDGES,
     TBT_EDGES,
     TTFT_EDGES,
-    Instruments,
     Name,
 )
-from proxy.telemetry.metrics.pooled import TbtCollector, TbtHistogram
+from proxy.telemetry.metrics.pooled import TbtHistogram
 from proxy.telemetry.metrics.served import Served
 
 if TYPE_CHECKING:
@@ -61,7 +61,6 @@ class Metrics:
     ) -> None:
         self.registry = CollectorRegistry()
         self._scheduler = scheduler
-        self._tbt: dict[tuple[str, ...], TbtHistogram] = {}
         self._tenant_names: frozenset[str] = frozenset()
         self._instruments = made = Instruments(self.registry)
         self._readings = Readings()
@@ -71,29 +70,32 @@ class Metrics:
             collector(registry=self.registry)
 
         # Standard names where OpenTelemetry's GenAI conventions have one. A proxy is the GenAI server to its clients.
-        self._duration = made.histogram(
+        self._duration = made.histograms(
             "gen_ai.server.request.duration", "Arrival to end of the answer", DURATION_EDGES, _GENAI
         )
-        self._ttft = made.histogram(
+        self._ttft = made.histograms(
             "gen_ai.server.time_to_first_token", "Arrival to first token, queue included", TTFT_EDGES, _GENAI
         )
-        self._tpot = made.histogram("gen_ai.server.time_per_output_token", "Mean TBT of a request", TBT_EDGES, _GENAI)
+        self._tpot = made.histograms("gen_ai.server.time_per_output_token", "Mean TBT of a request", TBT_EDGES, _GENAI)
         of_class = ("class",)
-        self._tbt_max = made.histogram("slai.request.tbt.max", "Longest TBT of a request", TBT_EDGES, of_class)
-        self._tbt_p99 = made.histogram(
+        self._tbt_max = made.histograms("slai.request.tbt.max", "Longest TBT of a request", TBT_EDGES, of_class)
+        self._tbt_p99 = made.histograms(
             "slai.request.tbt.p99", "99th percentile of a request's TBT", TBT_EDGES, of_class
         )
-        self._queue = made.histogram("slai.queue.duration", "Arrival to dispatch", QUEUE_EDGES, of_class)
-        self._requests = made.counter("slai.requests", "Generation requests by outcome", ("class", "outcome"))
-        self._reasons = made.counter("slai.failures", "Requests refused or failed, by reason", ("reason",))
-        self._access = made.counter("slai.access.refusals", "Requests not let in, by reason", ("reason",))
-        self._deadlines = made.counter(
+        self._queue = made.histograms("slai.queue.duration", "Arrival to dispatch", QUEUE_EDGES, of_class)
+        self._requests = made.counters("slai.requests", "Generation requests by outcome", ("class", "outcome"))
+        self._reasons = made.counters("slai.failures", "Requests refused or failed, by reason", ("reason",))
+        self._access = made.counters("slai.access.refusals", "Requests not let in, by reason", ("reason",))
+        self._deadlines = made.counters(
             "slai.deadlines", "Deadlines that fell due, by kind: ttft or tbt", ("class", "kind")
         )
-        self._misses = made.counter("slai.deadline.misses", "Deadlines missed, by kind: ttft or tbt", ("class", "kind"))
-        self._tokens = made.counter("slai.tokens", "Prompt and output tokens of ended requests", ("class", "direction"))
-        tbt = made.note(Name("slai.tbt", "Gaps between tokens of all streams", "s", of_class))
-        self.registry.register(TbtCollector(tbt, self._tbt))
+        self._misses = made.counters(
+            "slai.deadline.misses", "Deadlines missed, by kind: ttft or tbt", ("class", "kind")
+        )
+        self._tokens = made.counters(
+            "slai.tokens", "Prompt and output tokens of ended requests", ("class", "direction")
+        )
+        self._tbt = made.pool(Name("slai.tbt", "Gaps between tokens of all streams", "s", of_class), TbtHistogram)
         self._readings.watch(
             Name("slai.tbt.breaches", "Tokens later than their deadline, by cause", labels=("class", "cause")),
             lambda: [((*of, why.value), n) for of, tbt in self._tbt.items() for why, n in tbt.causes.items()],
@@ -102,20 +104,21 @@ class Metrics:
 
         self._by_engine = Served(made, "engine", ("engine", "model"))
         self._by_tenant = Served(made, "tenant", ("tenant",))
-        self._tenant_requests = made.counter("slai.tenant.requests", "Requests by tenant", ("tenant", "outcome"))
-        self._tenant_tokens = made.counter("slai.tenant.tokens", "Tokens by tenant", ("tenant", "direction"))
+        self._tenant_requests = made.counters("slai.tenant.requests", "Requests by tenant", ("tenant", "outcome"))
+        self._tenant_tokens = made.counters("slai.tenant.tokens", "Tokens by tenant", ("tenant", "direction"))
 
         self._slices = made.counter("slai.slices", "Slices of prompts sent ahead")
         self._slice_tokens = made.counter("slai.slice.tokens", "New prompt tokens in slices")
         self._slice_bytes = made.counter("slai.slice.bytes", "Bodies of slices", unit="By")
-        self._slice_hits = made.counter(
+        self._slice_hits = made.counters(
             "slai.slice.prefix.tokens", "Prompt tokens before a slice, by whether it found them cached", ("cached",)
         )
-        self._releases = made.counter(
+        self._releases = made.counters(
             "slai.releases", "Prompts and slices released, by what made it the time for them", ("what", "cause")
         )
-        self._decisions = made.histogram("slai.decision.duration", "Time for one decision", DECISION_EDGES)
-        self._lag = made.histogram("slai.loop.lag", "Lateness of the event loop, each tenth of a second", LAG_EDGES)
+        self._decisions = made.histograms("slai.decision.duration", "Time for one decision", DECISION_EDGES)[()]
+        lag = "Lateness of the event loop, each tenth of a second"
+        self._lag = made.histograms("slai.loop.lag", lag, LAG_EDGES)[()]
         watch_scheduler(self._readings, scheduler)
         waiting = scheduler.ledger.backlog.classes
         self._readings.watch(
@@ -132,10 +135,10 @@ class Metrics:
         for name in class_names:  # so that the series exist before the first event
             self._tbt.setdefault((name,), TbtHistogram())
             for outcome in Outcome:
-                self._requests.labels(name, outcome.value)
+                self._requests[name, outcome.value].inc(0)
             for kind in ("ttft", "tbt"):
-                self._misses.labels(name, kind)
-                self._deadlines.labels(name, kind)
+                self._misses[name, kind].inc(0)
+                self._deadlines[name, kind].inc(0)
 
     def tbt(self, class_name: str) -> TbtHistogram:
         """The pooled TBT of a configured class."""
@@ -148,15 +151,15 @@ class Metrics:
         completed = outcome is Outcome.COMPLETED and report.ended_at is not None
         trace = None if report.trace is None else report.trace.exemplar
         times, model = report.times, self._known_model(report.model)
-        self._requests.labels(name, outcome.value).inc()
+        self._requests[name, outcome.value].inc()
         if report.reason is not None:
-            self._reasons.labels(report.reason).inc()
+            self._reasons[report.reason,].inc()
         if report.queue_seconds is not None:
-            self._queue.labels(name).observe(report.queue_seconds, trace)
+            self._queue[name,].observe(report.queue_seconds, trace)
         for kind, due, missed in report.deadlines():
             if due:
-                self._deadlines.labels(name, kind).inc(due)
-                self._misses.labels(name, kind).inc(missed)
+                self._deadlines[name, kind].inc(due)
+                self._misses[name, kind].inc(missed)
         if times.gap_count:
             self._tbt[name,].exemplify(times.gap_max, trace)
         if report.engine_id is not None:
@@ -168,29 +171,29 @@ class Metrics:
             return
         assert report.ended_at is not None
         labels = report.operation, "vllm", model, name
-        self._duration.labels(*labels).observe(report.ended_at - report.arrived_at, trace)
-        self._tokens.labels(name, "input").inc(report.prompt_tokens)
-        self._tokens.labels(name, "output").inc(report.output_tokens)
+        self._duration[labels].observe(report.ended_at - report.arrived_at, trace)
+        self._tokens[name, "input"].inc(report.prompt_tokens)
+        self._tokens[name, "output"].inc(report.output_tokens)
         if report.ttft_seconds is not None:
-            self._ttft.labels(*labels).observe(report.ttft_seconds, trace)
+            self._ttft[labels].observe(report.ttft_seconds, trace)
         if (mean := times.gap_mean()) is not None:
-            self._tpot.labels(*labels).observe(mean, trace)
-            self._tbt_max.labels(name).observe(times.gap_max, trace)
-            self._tbt_p99.labels(name).observe(times.gap_p99() or 0.0, trace)
+            self._tpot[labels].observe(mean, trace)
+            self._tbt_max[name,].observe(times.gap_max, trace)
+            self._tbt_p99[name,].observe(times.gap_p99() or 0.0, trace)
 
     def _record_tenant(
         self, report: RequestReport, outcome: Outcome, trace: dict[str, str] | None, *, completed: bool
     ) -> None:
         tenant = report.tenant if report.tenant in self._tenant_names else OTHER
-        self._tenant_requests.labels(tenant, outcome.value).inc()
+        self._tenant_requests[tenant, outcome.value].inc()
         self._by_tenant.record((tenant,), report, trace, completed=completed)
         if completed:
-            self._tenant_tokens.labels(tenant, "input").inc(report.prompt_tokens)
-            self._tenant_tokens.labels(tenant, "output").inc(report.output_tokens)
+            self._tenant_tokens[tenant, "input"].inc(report.prompt_tokens)
+            self._tenant_tokens[tenant, "output"].inc(report.output_tokens)
 
     def record_access_refusal(self, reason: str) -> None:
         """Record a request that an API key, or the want of one, kept out."""
-        self._access.labels(str(reason)).inc()
+        self._access[str(reason),].inc()
 
     def record_decision(self, event: type[Event] | None, actions: list[Action], seconds: float | None) -> None:
         """Record what the scheduler made of an event (``None``: its timer), and how long that took if it was timed."""
@@ -199,7 +202,7 @@ class Metrics:
         for action in actions:
             if isinstance(action, Dispatch | Slice):
                 what = "prompt" if isinstance(action, Dispatch) else "slice"
-                self._releases.labels(what, _CAUSES.get(event, _ENGINE)).inc()
+                self._releases[what, _CAUSES.get(event, _ENGINE)].inc()
 
     def record_lag(self, seconds: float) -> None:
         """Record how late the event loop was."""
@@ -212,8 +215,8 @@ class Metrics:
         self._slice_tokens.inc(tokens)
         if before and cached is not None:
             hit = min(before, cached)
-            self._slice_hits.labels("yes").inc(hit)
-            self._slice_hits.labels("no").inc(before - hit)
+            self._slice_hits["yes",].inc(hit)
+            self._slice_hits["no",].inc(before - hit)
 
     def watch(self, name: str, description: str, read: Callable[[], Mapping[str, float]], label: str) -> None:
         """Tell whenever somebody scrapes what has been counted, by the values of one ``label``."""
