@@ -1,8 +1,8 @@
 """Who may use the proxy: API keys, what each may do, and how much of it.
 
 ``admit`` guards every path but the probes of ``OPEN_PATHS``, before a byte of a body is read; targets that go to no
-engine are refused to everybody. A request that is let in
-carries its ``Caller``, which knows the limits that need the body: the model, and the tokens that the request may use.
+engine are refused to everybody. A request that is let in carries its ``Caller``, which knows the limits that need the
+body: the model, and the tokens that the request may use.
 What is used of a key's limits is counted by ``core.claims``: here, or at the replica that leads a fleet.
 """
 
@@ -25,7 +25,7 @@ from proxy.wire.ratelimit import rate_limit_headers
 from proxy.wire.targets import is_forwardable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Callable, Iterable
 
     from proxy.core.request import RejectReason
     from proxy.server.driver import Ticket
@@ -45,7 +45,7 @@ _BODYLESS = ("GET", "HEAD", "OPTIONS")
 class AccessError(Exception):
     """A request is not let in; ``told`` is what its client gets."""
 
-    def __init__(self, failure: AccessFailure | RejectReason, told: ErrorAnswer) -> None:
+    def __init__(self, failure: AccessFailure | RejectReason | LocalFailure, told: ErrorAnswer) -> None:
         super().__init__(str(failure))
         self.failure = failure
         self.told = told
@@ -217,49 +217,34 @@ class Access:
             call()
 
 
-_ACCESS = web.AppKey("access", Access)
+ACCESS = web.AppKey("access", Access)
 
 
-def guard(app: web.Application, keys: Iterable[Key] | None) -> Access:
-    """Let ``keys`` decide on the requests to an application whose middlewares include ``admit``."""
-    app[_ACCESS] = access = Access(monotonic)
+def keep_access(app: web.Application, keys: Iterable[Key] | None) -> Access:
+    """Let ``keys`` decide on the requests to an application whose middleware asks ``admit``."""
+    app[ACCESS] = access = Access(monotonic)
     access.change(keys)
-    app.on_response_prepare.append(_tell_limits)
     return access
 
 
-@web.middleware
-async def admit(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Let in who may come in, and settle what was held when the request is over."""
+def admit(request: web.Request, access: Access) -> Caller | None:
+    """Let in who may come in; what is held for it is to be settled when the request is over.
+
+    Its claim may still have to be judged (``Caller.judged``), unless it ``goes_on_at_once``, and is to be checked.
+
+    Raises:
+        AccessError: it may not.
+    """
     if not is_forwardable(request.method, request.rel_url.raw_path):
-        return error_response(answer(LocalFailure.TARGET), request.path)
-    access = request.app[_ACCESS]
+        raise AccessError(LocalFailure.TARGET, answer(LocalFailure.TARGET))
     ring = access.ring
     if ring is None or request.path in OPEN_PATHS:
-        try:
-            return await handler(request)
-        except AccessError as refusal:
-            return refuse(request, refusal)
-    try:
-        caller = request[CALLER] = access.admit(request, ring)
-    except AccessError as refusal:
-        access.count(refusal)
-        return refuse(request, refusal)
-    try:
-        if not _goes_on_at_once(request):
-            await caller.judged()
-        caller.check()
-        return await handler(request)
-    except AccessError as refusal:
-        access.count(refusal)
-        return refuse(request, refusal)
-    finally:
-        caller.settle(0, 0)
+        return None
+    request[CALLER] = caller = access.admit(request, ring)
+    return caller
 
 
-def _goes_on_at_once(request: web.Request) -> bool:
+def goes_on_at_once(request: web.Request) -> bool:
     """Whether a request is scheduled as soon as it is let in: then both can be asked for in one letter."""
     return request.path in APIS and request.method == hdrs.METH_POST and request.content.is_eof()
 
@@ -272,7 +257,7 @@ def refuse(request: web.Request, refusal: AccessError) -> web.Response:
     return response
 
 
-async def _tell_limits(request: web.Request, response: web.StreamResponse) -> None:
+def tell_limits(request: web.Request, response: web.StreamResponse) -> None:
     """Add the caller's limits to an answer, whoever made it."""
     caller = request.get(CALLER)
     if caller is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiohttp import HttpVersion11, web
-from multidict import CIMultiDict
 
 from proxy.wire.errors import ANTHROPIC_PATH
 from proxy.wire.headers import forward_response_headers
@@ -30,17 +29,22 @@ def relayed(request: web.Request, upstream: EngineAnswer) -> web.StreamResponse:
     return web.StreamResponse(
         status=upstream.status,
         reason=upstream.reason,
-        headers=CIMultiDict(forward_response_headers(upstream.headers, keep_content_length=True)),
+        headers=forward_response_headers(upstream.headers, keep_content_length=True),
     )
 
 
-async def leave_untyped(request: web.Request, response: web.StreamResponse) -> None:
+def join_head(response: web.StreamResponse) -> None:
+    """Send the head of an answer with the first piece of its body, which is there already: one write, and not two."""
+    response._send_headers_immediately = False  # noqa: SLF001 - as aiohttp does it with answers of its own
+
+
+def leave_untyped(request: web.Request, response: web.StreamResponse) -> None:
     """Take out the Content-Type that aiohttp has made up, just before a head is sent."""
     if UNTYPED in request:
         response.headers.popall("Content-Type", None)
 
 
-async def end_by_closing(request: web.Request, response: web.StreamResponse) -> None:
+def end_by_closing(request: web.Request, response: web.StreamResponse) -> None:
     """Close the connection after an answer whose end nothing else tells: HTTP/1.0 has no chunks.
 
     aiohttp does not say that it stays open then, but leaves it open for a client that asked for it.

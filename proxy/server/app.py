@@ -19,10 +19,20 @@ from proxy.core.promptsize import PromptSizes
 from proxy.core.recording import RecordedScheduler
 from proxy.core.request import RejectReason
 from proxy.core.scheduler import Scheduler
-from proxy.server.access import CALLER, Access, admit, guard
+from proxy.server.access import (
+    ACCESS,
+    CALLER,
+    Access,
+    AccessError,
+    admit,
+    goes_on_at_once,
+    keep_access,
+    refuse,
+    tell_limits,
+)
 from proxy.server.answers import STARTED, end_by_closing, error_response, leave_untyped
-from proxy.server.bodies import expect_later, limit_bodies
-from proxy.server.connections import Connections, limit_connections, note_requests
+from proxy.server.bodies import close_unread, expect_later, limit_bodies
+from proxy.server.connections import CONNECTIONS, Connections, limit_connections
 from proxy.server.files import DebugKey, Files, read_files
 from proxy.server.fleet import Fleet, FleetDriver, drive
 from proxy.server.generate import Generator
@@ -118,9 +128,9 @@ def create_app(
         ConfigError: the API keys, or the files for TLS, cannot be used.
         TelemetryUnavailableError: OpenTelemetry is asked for in a way that is not known, or its package is missing.
     """
-    app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[note_requests, _errors, admit])
+    app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_serve])
     files = files or read_files(settings)
-    trust, access, connections = files.trust, guard(app, files.keys), limit_connections(app, settings)
+    trust, connections, access = files.trust, limit_connections(app, settings), keep_access(app, files.keys)
     limit_bodies(app, settings)
     telemetry = Telemetry(otlp(settings.otlp_endpoint), tracing)
 
@@ -222,7 +232,7 @@ def create_app(
         await telemetry.close()
 
     app.cleanup_ctx.append(life)
-    app.on_response_prepare.extend((_close_when_draining, leave_untyped, end_by_closing))
+    app.on_response_prepare.append(_before_head)
     _route(app)
     return app
 
@@ -231,11 +241,15 @@ GENERATOR = web.AppKey("generator", Generator)
 PASS_THROUGH = web.AppKey("pass_through", PassThrough)
 
 
-async def _close_when_draining(request: web.Request, response: web.StreamResponse) -> None:
-    """Let a client find another proxy for its next request."""
-    if request.app[PROXY].draining:
+async def _before_head(request: web.Request, response: web.StreamResponse) -> None:
+    """Do what is to be done to every head of an answer, whoever made it."""
+    tell_limits(request, response)
+    close_unread(request, response)
+    if request.app[PROXY].draining:  # the client is to find another proxy for its next request
         response.force_close()
         response.headers["Connection"] = "close"  # the head has been made by now
+    leave_untyped(request, response)
+    end_by_closing(request, response)
 
 
 def _route(app: web.Application) -> None:
@@ -325,9 +339,24 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @web.middleware
-async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
+async def _serve(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Let a request in, answer whatever is raised, and note when it is over.
+
+    One middleware: several would be a coroutine more each, for as long as a stream lasts.
+    """
+    app, caller = request.app, None
+    access, connections, protocol = app[ACCESS], app[CONNECTIONS], request.protocol
+    connections.busy(protocol, is_busy=True)
     try:
+        caller = admit(request, access)
+        if caller is not None:
+            if not goes_on_at_once(request):
+                await caller.judged()
+            caller.check()
         return await handler(request)
+    except AccessError as refusal:
+        access.count(refusal)
+        return refuse(request, refusal)
     except web.HTTPException as error:
         if error.status < 400:
             raise
@@ -346,3 +375,8 @@ async def _errors(request: web.Request, handler: _Handler) -> web.StreamResponse
                 request.transport.abort()
             return started
         return error_response(answer(LocalFailure.INTERNAL))
+    finally:
+        if caller is not None:
+            caller.settle(0, 0)
+        connections.busy(protocol, is_busy=False)
+        request.pop(STARTED, None)  # it refers to the request: where the client has left, each would keep the other

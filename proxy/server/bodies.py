@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 BODY_SECONDS = web.AppKey("body_seconds", list[float])
 """How long a body may take, as the one item of a list: it can change while the application runs."""
+
+
+_EMPTY: deque[bytes] = deque()
 
 
 @dataclass(slots=True)
@@ -68,7 +72,6 @@ _CONTINUED = web.RequestKey("continued", bool)
 
 def limit_bodies(app: web.Application, settings: Settings) -> None:
     """Bound the time of every body that is read by ``read_body``, and the size of all that are being read."""
-    app.on_response_prepare.append(_close_unread)
     app[BODY_SECONDS] = [settings.body_timeout_seconds]
     app[UPLOADS] = Uploads(settings.max_upload_bytes)
 
@@ -89,7 +92,7 @@ def withholds_body(request: web.Request) -> bool:
     return expects and request.version == HttpVersion11 and request.can_read_body and _CONTINUED not in request
 
 
-async def _close_unread(request: web.Request, response: web.StreamResponse) -> None:
+def close_unread(request: web.Request, response: web.StreamResponse) -> None:
     """End the connection of a client that was answered instead of being told to go on: its body may follow or not."""
     if withholds_body(request):
         response.force_close()
@@ -139,6 +142,7 @@ async def read_body(request: web.Request) -> bytes:
             raise web.HTTPRequestEntityTooLarge(most, len(whole))
         uploads.hold(len(whole))
         uploads.held_bytes -= len(whole)
+        content._buffer = _EMPTY  # noqa: SLF001 - a stream lasts for long, and a deque takes as much as a short prompt
         return whole
     pieces: list[bytes] = []
     size = 0

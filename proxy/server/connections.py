@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, cast
 
 from aiohttp import web
 
-from proxy.server.answers import STARTED
-
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable
@@ -272,7 +270,7 @@ CONNECTIONS = web.AppKey("connections", Connections)
 
 
 def limit_connections(app: web.Application, settings: Settings) -> Connections:
-    """Keep an account of the connections to an application whose middlewares begin with ``note_requests``."""
+    """Keep an account of the connections to an application whose middlewares tell it of requests."""
     app[CONNECTIONS] = connections = Connections(connection_limits(settings), monotonic)
     return connections
 
@@ -288,7 +286,6 @@ async def note_requests(
         return await handler(request)
     finally:
         connections.busy(protocol, is_busy=False)
-        request.pop(STARTED, None)  # it refers to the request: where the client has left, each would keep the other
 
 
 class Site(web.BaseSite):

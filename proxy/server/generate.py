@@ -9,9 +9,9 @@ import asyncio
 import itertools
 import logging
 import time
-import uuid
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
+from random import Random
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -27,7 +27,7 @@ from proxy.server.bodies import Body, looked_into, read_body, withholds_body
 from proxy.server.relay import relay, replayed
 from proxy.server.slices import Slicer, slice_headers
 from proxy.server.waiting import as_event, decided
-from proxy.telemetry.report import RequestReport, TokenTimes
+from proxy.telemetry.report import RequestReport
 from proxy.upstream.client import Cutter, EngineClient, EngineError
 from proxy.wire import headers as wire_headers
 from proxy.wire.alias import rename_model
@@ -86,12 +86,14 @@ class Generator:
     replays: int = 0
     """How often a request is sent again whose engine failed before any of its answer came, and may have begun it."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    _random: Random = field(default_factory=Random)
+    """For names of requests: nobody has to be kept from guessing them, and asking the system for each costs more."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve one request."""
         arrived_at = self.driver.now()
         api = APIS[request.path]
-        client_id = wire_headers.request_id(request.headers) or uuid.uuid4().hex
+        client_id = wire_headers.request_id(request.headers) or f"{self._random.getrandbits(128):032x}"
         report = RequestReport(
             request_id=str(next(self._numbers)),  # clients repeat theirs
             client_id=client_id,
@@ -177,7 +179,7 @@ class Generator:
     def _note(self, report: RequestReport, view: RequestView) -> None:
         report.model, report.stream, report.max_tokens = view.model, view.stream, view.max_tokens
         report.prompt_tokens, report.sequences = self.sizes.tokens(view.model, view.prompt), view.sequences
-        report.times = TokenTimes(report.request_class.tbt_seconds)
+        report.times.tbt_seconds = report.request_class.tbt_seconds
 
     @staticmethod
     def _forwarded(request: web.Request, client_id: str) -> CIMultiDict[str]:
@@ -268,7 +270,7 @@ class Generator:
         cutter: Cutter,
     ) -> web.StreamResponse:
         while True:
-            match await self._decided(ticket, request, report):
+            match ticket.result() if ticket.done() else await self._decided(ticket, request, report):
                 case Reject(_, reason) as refusal:
                     told = _told(refusal)
                     if told.status == 404:
@@ -290,6 +292,7 @@ class Generator:
                 ) as upstream:
                     if upstream.status not in _BUSY:
                         body.forget()
+                        forwarded.clear()
                         return await relay(request, report, upstream, self.driver, self.metrics)
                     asked_seconds = wire_headers.retry_after_seconds(upstream.headers)
                     self.tracing.turned_away(report, str(upstream.status), upstream.status)

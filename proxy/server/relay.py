@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from proxy.core.request import Outcome
-from proxy.server.answers import STARTED, relayed
+from proxy.server.answers import STARTED, join_head, relayed
 from proxy.server.downstream import Downstream
 from proxy.server.meter import StreamMeter
 from proxy.server.waiting import as_event
@@ -42,21 +42,26 @@ async def relay(
     streamed = upstream.content_type == "text/event-stream"
     remover = UsageRemover() if report.asked_usage and streamed else None
     response = await _begin(request, report, upstream, without_usage=remover is not None)
+    upstream.forget_head()
     as_one_event = response.prepared and not streamed
     api = APIS[report.path]
     histogram, blame = metrics.tbt(report.request_class.name), driver.scheduler.blame
     meter = StreamMeter(report, histogram, driver.on_tokens, blame, api.read_event)
-    kept: bytearray | None = bytearray()
+    kept = None if streamed or as_one_event else bytearray()
     failure: UpstreamFailure | None = None
     request[STARTED] = response
     try:
         if streamed:
-            await _pump(request, response, upstream, driver, meter, remover=remover)
+            stream = Downstream(response, meter, driver.now, remover)
+            await stream.begin(request, upstream.take())
+            await upstream.pump(stream.pass_on, stream.drain)
+            stream.end()
         elif as_one_event:
-            kept = None
             named = not api.is_openai and upstream.status >= _ERROR
             await response.write(as_event(await upstream.read(), named=named))
         else:
+            if upstream.has_more:
+                join_head(response)
             await response.prepare(request)
             async for data in upstream.chunks():
                 await response.write(data)
@@ -78,7 +83,7 @@ async def relay(
         report.outcome, report.reason = Outcome.ENGINE_ERROR, f"engine_{upstream.status}"
     else:
         report.outcome = Outcome.COMPLETED
-    if kept and not streamed:
+    if kept:
         usage = api.read_usage(bytes(kept))
         report.prompt_tokens_told, report.completion_tokens, report.cached_tokens = usage
         report.prompt_tokens = report.prompt_tokens_told or report.prompt_tokens
@@ -102,43 +107,13 @@ async def _begin(
         return started
     response = relayed(request, upstream)
     response.headers.setdefault("X-Request-Id", report.client_id)
-    response.headers.update(replayed(report))
+    if report.replays:
+        response.headers.update(replayed(report))
     if wants_timing(request.headers):
         response.headers.add(SERVER_TIMING, queue_timing(report.queue_seconds or 0.0))
     if without_usage:
         response.headers.popall("Content-Length", None)
     return response
-
-
-async def _pump(
-    request: web.Request,
-    response: web.StreamResponse,
-    upstream: EngineAnswer,
-    driver: Driver,
-    meter: StreamMeter,
-    *,
-    remover: UsageRemover | None,
-) -> None:
-    """Relay a stream from the callback that reads it: this is the path of every token."""
-    downstream = await Downstream.begin(request, response)
-    write, observe, now = downstream.write, meter.on_read, driver.now
-
-    def relay(data: bytes) -> bool:
-        keeps_up = write(data)
-        observe(data, now())
-        return keeps_up
-
-    def relay_without_usage(data: bytes) -> bool:
-        assert remover is not None
-        passed = remover.feed(data)
-        keeps_up = write(passed) if passed else True
-        observe(data, now())
-        return keeps_up
-
-    await upstream.pump(relay if remover is None else relay_without_usage, downstream.drain)
-    # Of a stream that was cut, the part of an event that is held back goes with it: the error takes its place.
-    if remover is not None and (rest := remover.end()):
-        write(rest)
 
 
 async def _tell_cut(

@@ -3,23 +3,66 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_parser import RawRequestMessage
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_server import Server
 
 from proxy.server.answers import error_response
 from proxy.wire.errors import LocalFailure, answer
 
+if TYPE_CHECKING:
+    import asyncio
+
 _log = logging.getLogger(__name__)
+
+
+class _Messages(list[Any]):
+    """Requests that wait on a connection, in what aiohttp keeps them.
+
+    There is hardly ever more than one, for which a deque has room for 64. And their headers are kept but once: as long
+    as a stream lasts, they are there.
+    """
+
+    __slots__ = ()
+
+    def append(self, item: Any) -> None:
+        message, payload = item
+        if isinstance(message, RawRequestMessage):
+            message = message._replace(raw_headers=())
+        super().append((message, payload))
+
+    def popleft(self) -> Any:
+        return self.pop(0)
+
+
+class _Never:
+    """In the place of a timer; ``Connections`` ends what is idle, and needs none for each."""
+
+    def cancel(self) -> None:
+        """There is nothing to cancel."""
+
+
+_NEVER: Any = _Never()
 
 
 class _Connection(RequestHandler):
     """One client's connection."""
 
     __slots__ = ()
+
+    def __init__(self, manager: Server, *, loop: asyncio.AbstractEventLoop, **more: Any) -> None:
+        super().__init__(manager, loop=loop, **more)
+        self._messages: Any = _Messages()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self._keepalive_handle is not None:
+            self._keepalive_handle.cancel()
+            self._keepalive_handle = _NEVER
 
     def handle_error(
         self,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from yarl import URL
 
-from proxy.upstream.connection import Connection, EngineAnswer, EngineError
+from proxy.upstream.connection import Connection, EngineAnswer, EngineError, Watch
 from proxy.upstream.credentials import EngineTrust
 from proxy.wire.errors import UpstreamFailure
 from proxy.wire.keys import CREDENTIALS
@@ -37,6 +37,8 @@ class Timeouts:
 
 class Cutter:
     """Ends an exchange with an engine from outside, at whatever point it is."""
+
+    __slots__ = ("_end", "_is_cut")
 
     def __init__(self) -> None:
         self._is_cut = False
@@ -79,11 +81,13 @@ class EngineClient:
         self._trust = trust or EngineTrust()
         self._engines: dict[str, _Engine] = {}
         self._loop = asyncio.get_running_loop()
+        self._watch = Watch(self._loop)
         self.busy = 0
         """Connections being opened or used."""
 
     async def close(self) -> None:
         """Close the idle connections."""
+        self._watch.close()
         for engine in self._engines.values():
             while engine.idle:
                 engine.idle.pop().abort()
@@ -185,7 +189,7 @@ class EngineClient:
         try:
             async with asyncio.timeout(self.timeouts.connect):
                 _, connection = await self._loop.create_connection(
-                    Connection, engine.host, engine.port, ssl=trust.tls if engine.secure else None
+                    lambda: Connection(self._watch), engine.host, engine.port, ssl=trust.tls if engine.secure else None
                 )
         except OSError as error:  # a TimeoutError and an SSLError are such as well
             raise EngineError(UpstreamFailure.CONNECT_FAILED) from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import select
+from math import inf
 from typing import TYPE_CHECKING, cast
 
 import httptools
@@ -34,12 +35,55 @@ class EngineError(Exception):
         self.failure = failure
 
 
+class Watch:
+    """Ends the wait for answers that do not go on: one timer for all of them, and not one for each."""
+
+    __slots__ = ("_answers", "_due_at", "_timer", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._answers: set[EngineAnswer] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_at = inf
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def add(self, answer: EngineAnswer) -> None:
+        """Look at an answer from now on."""
+        self._answers.add(answer)
+        self._look_at(self.loop.time() + answer.idle_seconds)
+
+    def remove(self, answer: EngineAnswer) -> None:
+        """Look at it no more."""
+        self._answers.discard(answer)
+
+    def close(self) -> None:
+        """Look at none."""
+        self._answers.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look_at(self, due_at: float) -> None:
+        if due_at >= self._due_at:
+            return  # whoever is looked at sooner than need be is only looked at once more
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._due_at = self.loop.call_at(due_at, self._check), due_at
+
+    def _check(self) -> None:
+        self._timer, self._due_at = None, inf
+        now = self.loop.time()
+        self._look_at(min([answer.check(now) for answer in self._answers], default=inf))
+
+
 class Connection(asyncio.Protocol):
     """A connection to an engine; it carries one exchange at a time and may be used again after a complete one."""
 
-    __slots__ = ("_answer", "_poll", "_sent", "_sent_before", "_transport", "closed", "idle_since")
+    __slots__ = ("_answer", "_poll", "_sent", "_sent_before", "_transport", "_watch", "closed", "idle_since")
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
         self.closed = False
         self.idle_since = 0.0
         """When the last exchange was over, by the loop's clock."""
@@ -51,7 +95,7 @@ class Connection(asyncio.Protocol):
 
     def ask(self, method: str, request: bytes, body: bytes, idle_seconds: float) -> EngineAnswer:
         """Send a request, whose ``method`` decides on how its answer ends, and return the answer that is to come."""
-        answer = self._answer = EngineAnswer(self, method, idle_seconds)
+        answer = self._answer = EngineAnswer(self, method, idle_seconds, self._watch)
         self._sent_before = self._sent
         self._sent += len(request) + len(body)
         if len(body) <= _MAX_UNREAD_BYTES:
@@ -131,7 +175,6 @@ class EngineAnswer:
         "_fault",
         "_headers",
         "_held",
-        "_idle_seconds",
         "_interim",
         "_keep_alive",
         "_loop",
@@ -142,22 +185,28 @@ class EngineAnswer:
         "_pieces",
         "_reason",
         "_sink",
-        "_timer",
         "_unread",
         "_waiter",
         "_waits_since",
+        "_watch",
+        "ends_with_connection",
         "headers",
+        "idle_seconds",
         "status",
     )
 
-    def __init__(self, connection: Connection, method: str, idle_seconds: float) -> None:
+    def __init__(self, connection: Connection, method: str, idle_seconds: float, watch: Watch) -> None:
         self.status = 0
         """0 until the head has come."""
         self.headers: CIMultiDictProxy[str] = _NO_HEADERS
         self._connection = connection
         self._method = method
-        self._idle_seconds = idle_seconds
-        self._loop = asyncio.get_running_loop()
+        self.idle_seconds = idle_seconds
+        """How long nothing may come while somebody waits for it."""
+        self.ends_with_connection = False
+        """Whether only the connection's end tells the body's: then it cannot be told from a cut."""
+        self._watch = watch
+        self._loop = watch.loop
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._headers: CIMultiDict[str] = CIMultiDict()
         self._reason = b""
@@ -176,7 +225,7 @@ class EngineAnswer:
         """What the sink raised."""
         self._waiter: asyncio.Future[None] | None = None
         self._waits_since: float | None = None
-        self._timer = self._loop.call_later(idle_seconds, self._check)
+        watch.add(self)
 
     @property
     def reason(self) -> str:
@@ -188,9 +237,9 @@ class EngineAnswer:
         return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
     @property
-    def ends_with_connection(self) -> bool:
-        """Whether only the connection's end tells the body's: then it cannot be told from a cut."""
-        return "Content-Length" not in self.headers and "Transfer-Encoding" not in self.headers
+    def has_more(self) -> bool:
+        """Whether more of the body, or its end, is here already."""
+        return bool(self._pieces) or self._complete
 
     async def head(self) -> None:
         """Wait for status and headers.
@@ -231,6 +280,15 @@ class EngineAnswer:
         """
         return b"".join([data async for data in self.chunks()])
 
+    def take(self) -> bytes:
+        """Return what has come of the body by now; whoever does so goes on by ``pump``."""
+        return self._take() if self._pieces else b""
+
+    def forget_head(self) -> None:
+        """Let go of the headers: what follows them may last for long."""
+        self._headers = _FORGOTTEN
+        self.headers = _NO_HEADERS
+
     async def pump(self, sink: Callable[[bytes], bool], drain: Callable[[], Awaitable[None]]) -> None:
         """Hand every read of the body to ``sink`` in the callback that brings it, until the body ends.
 
@@ -270,7 +328,7 @@ class EngineAnswer:
 
     def close(self) -> Connection | None:
         """Be done with the answer, and return its connection if another request may use it."""
-        self._timer.cancel()
+        self._watch.remove(self)
         self._parser = None  # it refers to us, and would keep us alive
         connection = self._connection
         if self._complete and self._keep_alive and connection.sent and not connection.closed:
@@ -340,6 +398,7 @@ class EngineAnswer:
             self._headers.clear()
             return
         self.status, self.headers = status, CIMultiDictProxy(self._headers)
+        self.ends_with_connection = "Content-Length" not in self.headers and "Transfer-Encoding" not in self.headers
         if self._method == _NO_BODY_BUT_LENGTH:
             self._complete = True
 
@@ -393,14 +452,15 @@ class EngineAnswer:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _check(self) -> None:
-        """Look whether the engine has been silent for too long while we waited: one timer for the whole answer."""
-        waited = 0.0 if self._waits_since is None else self._loop.time() - self._waits_since
-        if waited >= self._idle_seconds:
+    def check(self, now: float) -> float:
+        """Look whether the engine has been silent for too long while we waited; return when to look again."""
+        silent_since = now if self._waits_since is None else self._waits_since
+        if now - silent_since >= self.idle_seconds:
             self._fail(UpstreamFailure.TIMED_OUT)
             self._wake()
-        else:
-            self._timer = self._loop.call_later(self._idle_seconds - waited, self._check)
+            return inf
+        return silent_since + self.idle_seconds
 
 
 _NO_HEADERS: CIMultiDictProxy[str] = CIMultiDictProxy(CIMultiDict())
+_FORGOTTEN: CIMultiDict[str] = CIMultiDict()

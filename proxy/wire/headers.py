@@ -46,7 +46,7 @@ HOP_BY_HOP = frozenset(
 """Headers about one connection, in lower case; RFC 9110, section 7.6.1."""
 
 # The client side of the relay sets its own host and length, and "Expect: 100-continue" has been answered.
-_OURS_UPSTREAM = frozenset({"host", "content-length", "expect"})
+_NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "expect"}
 
 # What clients tell the scheduler ends here: it is no business of the engine, nor may a client speak to the
 # engine in the scheduler's name ("x-slai-").
@@ -61,9 +61,9 @@ def forward_request_headers(headers: MultiMapping[str], *, keep_credentials: boo
 
     ``keep_credentials`` passes the client's API key on, for an engine that checks it: never one that is the proxy's.
     """
-    dropped = HOP_BY_HOP | _OURS_UPSTREAM | _named_in_connection(headers)
-    if not keep_credentials:
-        dropped |= CREDENTIALS
+    dropped = _NOT_FORWARDED if keep_credentials else _NOT_FORWARDED | CREDENTIALS
+    if "Connection" in headers:
+        dropped |= _named_in_connection(headers)
     return [
         (name, value)
         for name, value in headers.items()
@@ -77,7 +77,9 @@ def forward_response_headers(headers: MultiMapping[str], *, keep_content_length:
     ``keep_content_length`` is for an answer that is relayed whole. A length beside a Transfer-Encoding is
     dropped in any case, as it is then not the body's (RFC 9112, section 6.3).
     """
-    dropped = HOP_BY_HOP | _named_in_connection(headers)
+    dropped = HOP_BY_HOP
+    if "Connection" in headers:
+        dropped |= _named_in_connection(headers)
     if not keep_content_length or "Transfer-Encoding" in headers:
         dropped |= {"content-length"}
     return [

@@ -13,7 +13,7 @@ from multidict import CIMultiDict
 
 from fuzz.oracle import parse
 from proxy.core.request import RequestClass
-from proxy.upstream.connection import Connection, EngineAnswer
+from proxy.upstream.connection import Connection, EngineAnswer, Watch
 from proxy.wire import headers as wire_headers
 from proxy.wire.coding import BrokenCodingError, TooLongError, UnknownCodingError, inflate
 from proxy.wire.errors import UpstreamFailure, answer
@@ -266,7 +266,8 @@ def engine_answer(data: bytes) -> None:
 
 
 async def _answered(pieces: list[bytes]) -> tuple[object, ...]:
-    connection, wire = Connection(), _Wire()
+    watch = Watch(asyncio.get_running_loop())
+    connection, wire = Connection(watch), _Wire()
     connection.connection_made(cast("asyncio.Transport", wire))
     found: EngineAnswer = connection.ask("POST", b"", b"", 60.0)
     for piece in pieces:
@@ -277,6 +278,7 @@ async def _answered(pieces: list[bytes]) -> tuple[object, ...]:
     headers = sorted(found.headers.items())
     seen = (found.status, found.reason, headers, body, found._complete, found._failure)
     found.close()
+    watch.close()
     return seen
 
 

@@ -188,6 +188,29 @@ async def test_the_head_goes_out_before_the_first_token() -> None:
         assert await response.read() == b""
 
 
+async def test_what_has_come_with_the_head_leaves_in_one_write_with_it() -> None:
+    held = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        if call.json().get("stream"):
+            await call.send(head("200 OK", *SSE, "Transfer-Encoding: chunked") + chunk(token("a")))
+            await held.wait()
+            await call.send(chunk(DONE) + b"0\r\n\r\n")
+        else:
+            await call.send(head("200 OK", "Content-Length: 2") + b"{}")
+
+    async with scripted_engine(script) as engine, live_proxy(engine) as proxy:
+        for body, first in ((STREAMED, chunk(token("a"))), (b'{"model": "m", "prompt": "hello"}', b"{}")):
+            reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+            writer.write(raw_post(body))
+            read = await reader.read(1 << 16)  # what came at once
+            assert read.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert read.endswith(b"\r\n\r\n" + first)
+            held.set()
+            await reader.read()
+            writer.close()
+
+
 async def test_the_engine_gets_the_clients_headers_and_nothing_else() -> None:
     async with scripted_engine() as engine, live_proxy(engine) as proxy:
         await exchange(

@@ -1,8 +1,9 @@
 """What a connection makes of an answer's bytes, however they come."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from live_proxy import until
 from scripted_engine import Call, chunk, head, scripted_engine
 
 from proxy.upstream.client import EngineAnswer, EngineClient, EngineError, Timeouts
-from proxy.upstream.connection import Connection
+from proxy.upstream.connection import Connection, Watch
 from proxy.wire.errors import UpstreamFailure
 
 PATH = "/v1/completions"
@@ -55,11 +56,14 @@ class Wire:
 
 @asynccontextmanager
 async def asked(method: str = "POST", idle: float = 5.0) -> AsyncIterator[tuple[Connection, Wire, EngineAnswer]]:
-    connection, wire = Connection(), Wire()
+    watch = Watch(asyncio.get_running_loop())
+    connection, wire = Connection(watch), Wire()
     connection.connection_made(wire)  # type: ignore[arg-type]
     answer = connection.ask(method, b"", b"", idle)
     yield connection, wire, answer
     answer.close()
+    assert not len(watch)
+    watch.close()
 
 
 WHOLE = [
@@ -188,7 +192,8 @@ async def test_an_answer_that_can_be_read_in_two_ways_is_none(data: bytes) -> No
 
 
 async def test_what_nobody_asked_for_closes_the_connection() -> None:
-    connection, wire = Connection(), Wire()
+    watch = Watch(asyncio.get_running_loop())
+    connection, wire = Connection(watch), Wire()
     connection.connection_made(wire)  # type: ignore[arg-type]
     connection.data_received(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
     assert wire.aborted
@@ -312,3 +317,61 @@ async def test_a_reason_cut_between_reads_comes_whole() -> None:
         await answer.head()
         assert (answer.status, answer.reason) == (218, "This is fine")
         answer.close()
+
+
+class Clock:
+    """An event loop that has nothing but a time and timers."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, do: Callable[[], None]) -> "Clock":
+        self.timers.append((when, do))
+        return self
+
+    def cancel(self) -> None:
+        self.timers.pop()
+
+    def go_on(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.timers and self.timers[0][0] <= until:
+            self.now, do = self.timers.pop()
+            do()
+        self.now = until
+
+
+class Waiting:
+    """An answer that somebody waits for since some time."""
+
+    def __init__(self, idle_seconds: float, since: float = 0.0) -> None:
+        self.idle_seconds = idle_seconds
+        self.since = since
+        self.ended_at: float | None = None
+
+    def check(self, now: float) -> float:
+        if now - self.since < self.idle_seconds:
+            return self.since + self.idle_seconds
+        self.ended_at = self.ended_at or now
+        return inf
+
+
+def test_one_timer_does_for_all_answers_and_each_ends_in_its_time() -> None:
+    clock = Clock()
+    watch = Watch(clock)  # type: ignore[arg-type]
+    answers = [Waiting(10.0, since=0.0), Waiting(10.0, since=3.0), Waiting(2.0, since=4.0), Waiting(10.0, since=5.0)]
+    for answer in answers:
+        clock.go_on(answer.since - clock.now)
+        watch.add(answer)  # type: ignore[arg-type]
+        assert len(clock.timers) == 1
+    watch.remove(answers[3])  # type: ignore[arg-type]
+    answers[1].since = 8.0  # something came
+    clock.go_on(30.0)
+    assert [answer.ended_at for answer in answers] == [10.0, 18.0, 6.0, None]
+    assert not clock.timers, "nobody is left to look at"
+    watch.add(Waiting(1.0, since=clock.now))  # type: ignore[arg-type]
+    watch.close()
+    assert not clock.timers
