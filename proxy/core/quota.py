@@ -156,10 +156,12 @@ class TokenBucket:
         """Have it lack so much."""
         self._level, self._at = min(self.capacity, self.capacity - amount), max(self._at, now)
 
-    def resize(self, limit: float, now: float, burst_seconds: float = _MINUTE) -> None:
-        """Change the limit; what was used of the last minute stays used."""
+    def resize(self, limit: float, now: float, burst_seconds: float | None = None) -> None:
+        """Change the limit, and the room if told so; what was used stays used."""
         used = self.used(now)
-        self.limit, self._burst = limit, burst_seconds / _MINUTE
+        self.limit = limit
+        if burst_seconds is not None:
+            self._burst = burst_seconds / _MINUTE
         self.set_used(used, now)
 
     def remaining(self, now: float, limit: int, reserved: int = 0) -> Remaining:

@@ -210,6 +210,14 @@ def test_a_changed_limit_keeps_what_was_used() -> None:
     assert bucket.level(0.0) == -20
 
 
+def test_a_changed_limit_leaves_the_room_as_it_was_unless_told_otherwise() -> None:
+    bucket = TokenBucket(60, 0.0, 10.0)
+    bucket.resize(600, 0.0)
+    assert (bucket.capacity, bucket.level(0.0)) == (100, 100)
+    bucket.resize(600, 0.0, 60.0)
+    assert bucket.capacity == 600
+
+
 def test_a_clock_that_stands_still_refills_nothing() -> None:
     bucket = TokenBucket(60, 5.0)
     bucket.take(60, 5.0)
