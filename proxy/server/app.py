@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from proxy.core.events import DrainStarted
 from proxy.core.limits import CacheConfig, EngineLimits
@@ -300,6 +300,9 @@ async def _generate(request: web.Request) -> web.StreamResponse:
 
 
 async def _pass_through(request: web.Request) -> web.StreamResponse:
+    if request.path in APIS and request.method == hdrs.METH_POST:
+        # With a slash that is written %2F: engines read it as one, the router does not.
+        return await _generate(request)
     return await request.app[PASS_THROUGH].handle(request)
 
 

@@ -57,6 +57,17 @@ async def test_any_path_and_method(method: str, target: str) -> None:
         assert proxy.outcomes() == {}, "it is no generation request"
 
 
+@pytest.mark.parametrize("target", ["/v1%2Fcompletions", "/v1/chat%2fcompletions", "/v1/%63ompletions"])
+async def test_a_generation_is_scheduled_however_its_path_is_written(target: str) -> None:
+    """Engines take ``%2F`` for a slash."""
+    async with scripted_engine() as engine, live_proxy(engine) as proxy:
+        body = b'{"model": "m", "prompt": "a", "messages": []}'
+        answer = await exchange(proxy, raw("POST", target, "Content-Type: application/json", body=body))
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert engine.calls[0].target == target
+        assert proxy.outcomes() == {"completed": 1}
+
+
 async def test_head_tells_the_length_and_sends_nothing() -> None:
     async with scripted_engine() as engine, live_proxy(engine) as proxy:
         engine.script = lambda call: call.send(head("200 OK", "Content-Length: 500", "Content-Type: a/b"))
