@@ -4,13 +4,19 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from builders import make_limits, make_request
 from fleet_net import FleetNet
 
+from proxy.core.claims import Quotas
 from proxy.core.config import SchedulerConfig
 from proxy.core.events import EngineRemoved, EngineReported, EngineUp, Passed, Tokenized
-from proxy.core.fleet import FleetConfig, Role
+from proxy.core.fleet import FleetConfig, Role, letters
+from proxy.core.fleet.leading import Leading
 from proxy.core.fleet.letters import Announced, Learnt, Produced
+from proxy.core.fleet.line import Line
 from proxy.core.limits import EngineLimits
+from proxy.core.quota import QuotaLimits
+from proxy.core.scheduler import Scheduler
 from proxy.core.selfreport import EngineReport
 from proxy.core.tiles import TileConfig
 
@@ -564,6 +570,26 @@ def test_what_happens_to_a_request_at_a_roll_call_is_known_after_it() -> None:
     assert leader.scheduler.engines[0].context_tokens("1") == 11
     assert net.calls["r3", "4"].engine == "x"
     assert leader.scheduler.ledger.entries["4"].waiting.request.prompt_tokens == 650
+
+
+def test_who_tells_what_it_has_while_the_roll_call_ends_is_heard_to_its_end() -> None:
+    scheduler, quotas = Scheduler(), Quotas()
+    scheduler.handle(EngineUp("x", make_limits(512, 9)), 0.0)
+    leading = Leading("r1", 1, scheduler, quotas)
+    line = Line("r2", "r1", 1, leads=False, session=1)
+    parts = [letters.Waits(make_request(name, 10), 0.5, claim) for claim, name in enumerate(("1", "2"))]
+    claims = [letters.Claimed(number, "k", QuotaLimits(concurrency=5), False, None, None, None) for number in (1, 2)]
+    line.notes.append(Announced((parts[0],), (), {"x": 1}, more=True, claims=(claims[1],)))
+    line.notes.append(Announced((parts[1],), (), {"x": 2}, claims=(claims[0],)))
+    first, second = line.write()
+    leading.take(first, 0.0)
+    leading.hold(1.0)
+    leading.begin((), 1.0)
+    leading.take(second, 1.01)
+    told = [note for letter in leading.write() for note in letter.notes]
+    assert {note.number for note in told if isinstance(note, letters.Judged)} == {1, 2}
+    assert {note.request_id for note in told if isinstance(note, letters.Send)} == {"1", "2"}
+    assert scheduler.engines[0].passing == 3
 
 
 def test_an_id_in_use_is_refused_whoever_decides() -> None:

@@ -70,7 +70,7 @@ class Leading:
     @property
     def told(self) -> set[str]:
         """The replicas that have told all that they have, before ``begin``."""
-        return {f.id for f in self.followers.values() if f.roll is not None and f.roll.complete}
+        return {follower.id for follower, _ in self._rolls()}
 
     def owns(self, request_id: str) -> bool:
         """Whether a request in our scheduler is this replica's own."""
@@ -174,7 +174,7 @@ class Leading:
 
     def hold(self, now: float) -> None:
         """Count what was granted to the requests of all: before anything else is, to anybody."""
-        rolls = [(follower, follower.roll) for follower in self.followers.values() if follower.roll is not None]
+        rolls = list(self._rolls())
         for _, roll in rolls:
             self._learn(roll, now)
         for follower, roll in rolls:
@@ -185,13 +185,12 @@ class Leading:
         self.begun = True
         in_flight: list[InFlight] = []
         waiting = list(own)
-        for follower in self.followers.values():
-            if (roll := follower.roll) is not None:
-                self._settle({}, roll.passing, {}, now)
-                follower.passing = roll.passing
-                _, of_engines, of_queue = self._enter(follower, roll, now)
-                in_flight += of_engines
-                waiting += of_queue
+        for follower, roll in self._rolls():
+            self._settle({}, roll.passing, {}, now)
+            follower.passing = roll.passing
+            _, of_engines, of_queue = self._enter(follower, roll, now)
+            in_flight += of_engines
+            waiting += of_queue
         return self._hand_over((), in_flight, waiting, now)
 
     def end(self, own: Iterable[str], now: float) -> None:
@@ -217,6 +216,12 @@ class Leading:
         return actions + self._settle(follower.pieces, {}, follower.passing, now)
 
     # -- --
+
+    def _rolls(self) -> Iterator[tuple[Follower, Roll]]:
+        """Those who have told all that they have. Who is in the midst of it is taken over when that is done."""
+        for follower in self.followers.values():
+            if follower.roll is not None and follower.roll.complete:
+                yield follower, follower.roll
 
     def _tell(self, follower: Follower, note: Note) -> None:
         follower.line.notes.append(note)
