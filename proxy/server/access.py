@@ -111,11 +111,14 @@ class Caller:
         if self.claim.pending:
             self.access.hang(request_id, self.claim)
 
-    def refuse_by(self, ticket: Ticket) -> None:
-        """Have a ticket raise ``AccessError`` if what was claimed is not granted."""
+    def refuse_by(self, ticket: Ticket, granted: Callable[[], object]) -> None:
+        """Have a ticket raise ``AccessError`` if what was claimed is not granted; call ``granted`` when it is."""
 
         def on_answer() -> None:
-            if self.claim.refusal is None or ticket.done():
+            if ticket.done():
+                return
+            if self.claim.refusal is None:
+                granted()
                 return
             refusal = _over_limit(self.claim.refusal)
             if not self.claim.begun:
@@ -125,6 +128,8 @@ class Caller:
 
         if self.claim.pending:
             self.access.on_answer(self.claim, on_answer)
+        else:
+            granted()
 
     def check(self) -> None:
         """Look at what was claimed, as far as it is known.
@@ -246,7 +251,12 @@ def admit(request: web.Request, access: Access) -> Caller | None:
 
 def goes_on_at_once(request: web.Request) -> bool:
     """Whether a request is scheduled as soon as it is let in: then both can be asked for in one letter."""
-    return request.path in APIS and request.method == hdrs.METH_POST and request.content.is_eof()
+    return (
+        request.path in APIS
+        and request.method == hdrs.METH_POST
+        and request.content.is_eof()
+        and hdrs.CONTENT_ENCODING not in request.headers  # to undo that is work, for one that may be refused
+    )
 
 
 def refuse(request: web.Request, refusal: AccessError) -> web.Response:

@@ -10,6 +10,7 @@ import itertools
 import logging
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from http import HTTPStatus
 from random import Random
 from typing import TYPE_CHECKING
@@ -223,13 +224,12 @@ class Generator:
         if caller is not None:
             caller.hang(core_request.id)
         ticket = self.driver.submit(core_request, report.arrived_at, slicer.send if slicer else None, cutter.cut)
-        if caller is not None:
-            caller.refuse_by(ticket)
+        tokenize = partial(self._tokenize, slicer, ticket)
         try:
-            if slicer is not None and slicer.plan.ids is None and not ticket.done():
-                engine_id = self.driver.scheduler.place_unscheduled(report.model)
-                if engine_id is not None:
-                    slicer.tokenize(engine_id)
+            if caller is None:
+                tokenize()
+            else:
+                caller.refuse_by(ticket, tokenize)  # no engine works for one that may be refused
             asks = self.asks_usage and report.stream and body.plain is body.sent and APIS[report.path].is_openai
             if asks and (asking := ask_for_usage(body.sent)) is not None:
                 body.sent, report.asked_usage = asking, True
@@ -239,6 +239,14 @@ class Generator:
                 slicer.cancel()
             if report.prompt_tokens_told is not None and report.outcome is Outcome.COMPLETED:
                 self.sizes.learn(report.model, prompt, report.prompt_tokens_told)
+
+    def _tokenize(self, slicer: Slicer | None, ticket: Ticket) -> None:
+        """Have an engine tell the prompt's tokens, if that is how it can be sliced and it has not been decided on."""
+        if slicer is None or slicer.plan.ids is not None or ticket.done():
+            return
+        engine_id = self.driver.scheduler.place_unscheduled(slicer.report.model)
+        if engine_id is not None:
+            slicer.tokenize(engine_id)
 
     def _blocks(self, report: RequestReport, body: bytes) -> PromptBlocks:
         if not any(engine.limits.caches_prefixes for engine in self.driver.scheduler.engines):

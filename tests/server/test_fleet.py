@@ -216,13 +216,13 @@ BEARER = {"Authorization": f"Bearer {KEY}"}
 
 @asynccontextmanager
 async def with_keys(
-    server: RedisServer, engine: ScriptedEngine, **limits: Any
+    server: RedisServer, engine: ScriptedEngine, *, tiles: bool = False, **limits: Any
 ) -> AsyncIterator[tuple[LiveProxy, LiveProxy]]:
     """One that leads and one that follows, with the same key."""
     named = {"k": KeySettings(sha256=digest_of(KEY), **limits)}
     async with (
-        live_proxy(engine, redis=server.url, keys=named) as first,
-        live_proxy(engine, redis=server.url, keys=named) as second,
+        live_proxy(engine, redis=server.url, keys=named, tiles=tiles) as first,
+        live_proxy(engine, redis=server.url, keys=named, tiles=tiles) as second,
     ):
         await until(lambda: member_of(first).role is Role.LEADER)
         await until(lambda: (line := member_of(second)._following.line) is not None and line.heard)
@@ -331,6 +331,20 @@ async def test_an_upload_waits_for_the_leaders_word_and_a_client_that_leaves_mea
         other.close()
         await until(lambda: not quota.active)
         assert (await ask(second))[0] == 200
+
+
+async def test_nobody_works_for_a_request_before_the_leader_has_let_it_in(redis_server: RedisServer) -> None:
+    """It would be told its prompt's tokens, and inflated, before it is known whether it may come in."""
+    long = b'{"model": "m", "prompt": "%b", "stream": true}' % (b"a word " * 1000)
+    async with (
+        scripted_engine() as one,
+        with_keys(redis_server, one, tiles=True, requests_per_minute=1) as (first, second),
+    ):
+        assert (await ask(first))[0] == 200
+        assert (await ask(second, body=long))[0] == 429
+        assert len(one.calls) == 1
+        async with second.post(body=b"not gzip", headers=BEARER | {"Content-Encoding": "gzip"}) as response:
+            assert response.status == 429
 
 
 async def test_a_refusal_after_the_head_of_a_stream_is_its_only_event(redis_server: RedisServer) -> None:
