@@ -119,7 +119,7 @@ class Quotas:
             quota.divide(parts, now)
 
     def unite(self, now: float) -> dict[str, Usage]:
-        """Have whole quotas of which nothing is used, and return what was used of the parts."""
+        """Have whole quotas again, as they were known, and return what was used of the parts since."""
         self._parts = 1
         used = {key: quota.unite(now) for key, quota in self._quotas.items()}
         return {key: usage for key, usage in used.items() if usage}
@@ -156,6 +156,8 @@ class Quotas:
         if quota is None:
             quota = self._quotas[key] = Quota(limits, now)
             quota.divide(self._parts, now)
+        elif key not in self._named and quota.limits != limits:
+            quota.change(limits, now)
         return quota
 
 

@@ -93,6 +93,15 @@ class Usage:
     def __add__(self, other: Usage) -> Usage:
         return Usage(self.requests + other.requests, self.tokens + other.tokens)
 
+    def less(self, other: Usage) -> Usage:
+        """Return what it is beyond another."""
+        beyond = self.requests - other.requests, self.tokens - other.tokens
+        return Usage(*(amount if amount > _ROUNDING else 0.0 for amount in beyond))
+
+    def part(self, parts: int) -> Usage:
+        """Return one of so many equal parts."""
+        return Usage(self.requests / parts, self.tokens / parts)
+
     def __bool__(self) -> bool:
         return self != _NOTHING
 
@@ -185,6 +194,9 @@ class Quota:
     """Of how many this is one."""
     usual_output: float = _FIRST_OUTPUT
     """Tokens that its answers usually have."""
+    _known: Usage = field(init=False, default=_NOTHING)
+    """What was used of the whole when it was divided, at ``_divided_at``."""
+    _divided_at: float = field(init=False, default=0.0)
     _requests: TokenBucket | None = field(init=False, default=None)
     _tokens: TokenBucket | None = field(init=False, default=None)
 
@@ -202,17 +214,20 @@ class Quota:
 
         A part has room for one request; and once it is full, for a prompt that is longer than it.
         """
-        used = self.used(now)
-        self.parts = parts
+        used = self._known = self.used(now)
+        self.parts, self._divided_at = parts, now
         self.change(self.limits, now)
-        self.set_used(Usage(used.requests / parts, used.tokens / parts), now)
+        self.set_used(used.part(parts), now)
 
     def unite(self, now: float) -> Usage:
-        """Be a whole of which nothing is used, and return what was used of the part."""
-        used, self.parts = self.used(now), 1
+        """Be the whole again, as it was known, and return what was used of the part since."""
+        used, parts, minutes = self.used(now), self.parts, (now - self._divided_at) / _MINUTE
+        limits = self.limits.requests_per_minute or 0, self.limits.tokens_per_minute or 0
+        known = self._known.less(Usage(*(limit * minutes for limit in limits)))
+        self.parts = 1
         self.change(self.limits, now)
-        self.set_used(_NOTHING, now)
-        return used
+        self.set_used(known, now)
+        return used.less(known.part(parts))
 
     def used(self, now: float) -> Usage:
         """Return what is used; what is reserved is not."""

@@ -8,7 +8,7 @@ from fleet_net import FleetNet
 from proxy.core.claims import Claim
 from proxy.core.events import Ended
 from proxy.core.fleet import Role
-from proxy.core.fleet.letters import Claims, Judged, Reserves, Send, Waits
+from proxy.core.fleet.letters import Announced, Claims, Judged, Reserves, Send, Waits
 from proxy.core.quota import QuotaLimits, QuotaReason, Usage
 
 BEAT, LIFE, PATIENCE, HOP = 0.5, 2.0, 1.0, 0.001
@@ -114,6 +114,14 @@ def test_a_key_that_the_leader_does_not_know_yet_has_the_limits_that_its_replica
     net = a_fleet(concurrency=2)
     net.member("r1").claims.quotas.change({}, net.now)
     assert [claim(net, name).begun for name in ("r2", "r3", "r2")] == [True, True, False]
+
+
+def test_other_limits_of_a_key_that_the_leader_does_not_know_hold_at_once() -> None:
+    net = a_fleet(concurrency=1)
+    net.member("r1").claims.quotas.change({}, net.now)
+    assert [claim(net, "r2").begun for _ in range(2)] == [True, False]
+    net.quotas = {"k": QuotaLimits(concurrency=2)}
+    assert [claim(net, "r2").begun for _ in range(2)] == [True, False]
 
 
 def test_a_request_and_its_claim_go_in_one_letter_and_come_back_in_one() -> None:
@@ -331,6 +339,38 @@ def test_what_was_used_alone_is_charged_when_they_are_one_again() -> None:
     net.settle(going_on, 50, 0)
     net.run(3 * HOP)
     assert held(net, leader.id) == (0, 0)
+
+
+@pytest.mark.parametrize("apart", [{"r2"}, {"r1", "r2"}])
+def test_what_was_used_before_replicas_were_apart_counts_once(apart: set[str]) -> None:
+    net = a_fleet(2, tokens_per_minute=6000)
+    net.settle(claim(net, "r1", 4000, 0), 4000, 0)
+    net.run(BEAT + 2 * HOP)
+    at = net.now
+    net.cut_off = set(apart)
+    net.run(1.6)
+    assert {name for name in net.replicas if net.member(name).role is Role.LOCAL} == apart
+    net.settle(net.claim("r2", 500, 0), 500, 0)
+    net.cut_off.clear()
+    net.run(3.0)
+    (leader,) = net.leaders
+    assert used(net, leader.id).tokens == pytest.approx(4500 - 100 * (net.now - at), abs=100)
+
+
+def test_what_was_used_alone_is_charged_once_though_the_leader_is_not_heard() -> None:
+    net = a_fleet(2, tokens_per_minute=6000)
+    net.cut_off = {"r2"}
+    net.run(1.6)
+    net.settle(net.claim("r2", 2000, 0), 2000, 0)
+    at = net.now
+    net.sent_letters.clear()
+    net.cut_off.clear()
+    while not any(isinstance(note, Announced) for letter in net.sent_letters for note in letter.notes):
+        net.run(HOP / 4)
+    net.losing = 1
+    net.run(3.0)
+    assert net.member("r2").lost_letters == 1
+    assert used(net, "r1").tokens == pytest.approx(2000 - 100 * (net.now - at), abs=100)
 
 
 def test_what_a_replica_granted_alone_holds_though_the_leader_had_refused_it() -> None:

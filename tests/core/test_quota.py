@@ -309,5 +309,18 @@ def test_what_parts_have_used_is_used_of_the_whole() -> None:
         assert quota.used(0.0) == Usage(10.0, 1000.0)
         quota.end(begun(quota), 0.0, prompt_tokens=100 * number)
     found = [quota.unite(0.0) for quota in parts]
-    assert found == [Usage(11.0, 1000.0), Usage(11.0, 1100.0), Usage(11.0, 1200.0)]
-    assert all(not quota.used(0.0) for quota in parts)
+    assert found == [Usage(1.0, 0.0), Usage(1.0, 100.0), Usage(1.0, 200.0)]
+    assert all(quota.used(0.0) == Usage(30.0, 3000.0) for quota in parts), "of which each knew"
+
+
+def test_what_was_used_before_a_part_and_has_come_back_is_not_used_of_the_whole() -> None:
+    part = Quota(QuotaLimits(60, 6000), 0.0)
+    part.set_used(Usage(30.0, 3000.0), 0.0)
+    part.divide(3, 0.0)
+    part.end(begun(part), 0.0, prompt_tokens=1500)
+    found = part.unite(20.0)
+    assert (found.requests, found.tokens) == pytest.approx((1.0, 1500.0))
+    known = part.used(20.0)
+    assert (known.requests, known.tokens) == pytest.approx((10.0, 1000.0))
+    part.divide(3, 20.0)
+    assert part.unite(50.0) == part.used(50.0) == Usage()

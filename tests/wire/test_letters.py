@@ -132,6 +132,7 @@ def test_values_that_the_core_does_not_take_are_refused() -> None:
         notes.Judged(7, None, None, (5, 1, nan)),
         notes.Spent({"k": (inf, 0.0, 0.0)}),
         notes.Announced((), (), {}, owed={"k": (-1.0, 0.0)}),
+        notes.Announced((), (), {"e": 2**40}),
         notes.Claims(7, "k", replace_limits(0)),
         notes.Settles(7, -1, 0),
     ],

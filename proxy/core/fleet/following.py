@@ -62,6 +62,7 @@ class Following:
         self._sessions = 0
         self._announced = 0  # of what is to be told, the first so many announce what there is
         self._chunks: dict[str, int] = {}  # that came since the last letter
+        self._told_in = 0  # number of the letter that ends the announcement; 0: not written, or heard
         self._asked_at = 0  # number of the letter that the leader is waited for to acknowledge
         self._slices: dict[int, tuple[int, int]] = {}  # our number of a slice in flight: session, leader's number
         self._slice_number = 0
@@ -73,7 +74,7 @@ class Following:
         self._sessions += 1
         self.line = Line(self._me, leader, epoch, leads=False, session=self._sessions)
         self._chunks.clear()
-        self._asked_at = 1
+        self._told_in, self._asked_at = 0, 1
         waits = [self._waits(of, now) for of in self.waiting.values()]
         claims = self._claims.announced()
         runs = [
@@ -127,14 +128,18 @@ class Following:
             # Before anything else that happened to the same requests, and after what they had before.
             self.line.notes.insert(self._announced, letters.Produced(self._chunks))
             self._chunks = {}
-        self._announced = 0
+        announced, self._announced = self._announced, 0
         yield from self.line.write()
         self._claims.sent(self.line.sent)
+        if announced:
+            self._told_in = self.line.sent
 
-    def acknowledged(self) -> None:
-        """The leader has said how far it has heard us."""
-        if self.line is not None:
-            self._claims.heard(self.line.acknowledged)
+    def acknowledged(self, number: int) -> None:
+        """The leader has heard our letters up to this one."""
+        self._claims.heard(number)
+        if self.line is not None and 0 < self._told_in <= number:
+            self._told_in = 0
+            self._claims.welcome(self.line.epoch)
 
     # -- what happens here --
 
@@ -252,9 +257,6 @@ class Following:
                             self.waiting.pop(claim.request_id, None)
                 case letters.Spent():
                     self._claims.learn(note, now)
-                case letters.Welcome():
-                    if self.line is not None:
-                        self._claims.welcome(self.line.epoch)
                 case letters.Learnt(engine_id):
                     self.learnt[engine_id] = note
         return actions

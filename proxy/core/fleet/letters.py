@@ -19,6 +19,8 @@ Seconds = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 """What is reckoned with here is a number of seconds: neither infinite nor none."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=2**53)]
+Connections = Annotated[int, msgspec.Meta(ge=-(2**20), le=2**20)]
+"""Each is told to the scheduler by itself."""
 
 
 class _Note(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -79,7 +81,7 @@ class Announced(_Note, frozen=True):
 
     waiting: tuple[Waits, ...]
     running: tuple[Runs, ...]
-    passing: dict[str, int]
+    passing: dict[str, Connections]
     """Requests that were given past the queue and are not over, by engine."""
     more: bool = False
     """Whether another part follows, in a letter of its own: so none is too long for anybody."""
@@ -170,7 +172,7 @@ class Leaves(_Note, frozen=True):
 
 
 class Welcome(_Note, frozen=True):
-    """The leader has all that was announced."""
+    """The leader has all that was announced: so that the letter that acknowledges it goes at once."""
 
 
 class Call(_Note, frozen=True):

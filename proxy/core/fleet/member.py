@@ -321,12 +321,13 @@ class Member:
         if called:
             following.announce(self.leader, self.epoch, now)
             return []
+        if letter.number > line.heard:
+            following.acknowledged(letter.heard)  # that is so whatever was lost before
         if not line.takes(letter):
             if letter.number > line.heard:
                 self.lost_letters += 1
                 following.announce(self.leader, self.epoch, now)
             return []
-        following.acknowledged()
         actions = following.obey(letter.notes, now)
         if (parting := next((note for note in letter.notes if isinstance(note, Leaves)), None)) is not None:
             self._follow("", self.epoch, now)
