@@ -25,6 +25,7 @@ _MAX_OVERHEAD_BYTES = 1 << 16
 _MAX_UNREAD_BYTES = 1 << 16
 """At this much the engine is made to wait until its answer is read on."""
 _NO_BODY_BUT_LENGTH = "HEAD"
+_CONTROLS = bytes([*range(9), *range(10, 32), 127])
 
 
 class EngineError(Exception):
@@ -229,7 +230,8 @@ class EngineAnswer:
 
     @property
     def reason(self) -> str:
-        return self._reason.decode("utf-8", "surrogateescape")
+        """As far as it can be passed on: the parser takes any byte, and no head may have them all."""
+        return self._reason.translate(None, _CONTROLS).decode("utf-8", "replace")
 
     @property
     def content_type(self) -> str:

@@ -490,3 +490,19 @@ async def test_http_1_0_sees_the_end_of_what_has_no_length_although_it_would_kee
         answer = await asyncio.wait_for(exchange(proxy, request.encode() + b"\r\n\r\n" + STREAMED), 3)
         assert b"Transfer-Encoding" not in answer
         assert answer.endswith(b"\r\n\r\n" + token("a") + DONE)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/embeddings"])
+async def test_a_reason_that_no_head_may_have_is_told_as_far_as_it_may(path: str) -> None:
+    engine_says = (b"a\x01b", b"\xe9\xff", b"it's\tfine", b"")
+    async with scripted_engine() as engine, live_proxy(engine) as proxy:
+        for reason in engine_says:
+
+            async def script(call: Call, reason: bytes = reason) -> None:
+                await call.send(b"HTTP/1.1 200 %b\r\nX-Odd: \xe9\tx\r\nContent-Length: 2\r\n\r\n{}" % reason)
+
+            engine.script = script
+            answer = await exchange(proxy, raw_post(REQUESTS[0], path=path))
+            assert answer.startswith(b"HTTP/1.1 200 "), reason
+            assert answer.endswith(b"\r\n\r\n{}")
+        assert not proxy.reasons()
