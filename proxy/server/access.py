@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from proxy.telemetry.metrics import Metrics
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
+_PROBING = (hdrs.METH_GET, hdrs.METH_HEAD)
+"""By other methods these are paths of an engine's."""
 
 _QUOTA_FAILURES = {
     QuotaReason.REQUESTS: AccessFailure.REQUESTS_PER_MINUTE,
@@ -243,7 +245,7 @@ def admit(request: web.Request, access: Access) -> Caller | None:
     if not is_forwardable(request.method, request.rel_url.raw_path):
         raise AccessError(LocalFailure.TARGET, answer(LocalFailure.TARGET))
     ring = access.ring
-    if ring is None or request.path in OPEN_PATHS:
+    if ring is None or (request.path in OPEN_PATHS and request.method in _PROBING):
         return None
     request[CALLER] = caller = access.admit(request, ring)
     return caller

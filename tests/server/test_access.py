@@ -49,7 +49,8 @@ async def test_without_keys_everybody_is_let_in_and_credentials_pass(engine: Scr
 
 
 async def test_nothing_but_the_probes_goes_without_a_known_key(engine: ScriptedEngine) -> None:
-    paths = (COMPLETIONS, CHAT, "/v1/embeddings", "/v1/models", "/metrics", "/unknown", "/sleep")
+    probes = ("/livez", "/readyz", "/health")  # nobody probes by POST
+    paths = (COMPLETIONS, CHAT, "/v1/embeddings", "/v1/models", "/metrics", "/unknown", "/sleep", *probes)
     async with live_proxy(engine, keys=keys()) as proxy:
         for path in paths:
             for headers in ({}, {"x-api-key": "wrong"}, {"Authorization": "Bearer "}):
@@ -58,7 +59,7 @@ async def test_nothing_but_the_probes_goes_without_a_known_key(engine: ScriptedE
                 assert told["error"]["code"] == "invalid_api_key"
                 assert got["WWW-Authenticate"] == "Bearer"
                 assert got["x-slai-reason"] == ("unknown_key" if headers.get("x-api-key") else "no_key")
-        for probe in ("/livez", "/readyz", "/health"):
+        for probe in probes:
             async with proxy.client.get(probe) as response:
                 assert response.status == 200
                 assert engine.url not in await response.text()
