@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PER_ENGINE = 250
 """Streams: an engine of ``--max-num-seqs 256`` has about as many."""
 _STARTS_PER_SECOND = 250
-_SPARE_SECONDS = 10.0
+_SPARE_SECONDS = 20.0
 """For which all may take longer than it should: streams begin or end so much later, at most."""
 
 
