@@ -33,17 +33,17 @@ _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 _MAX_TOKENS = re.compile(rb'"max_tokens": *(\d+)')
 
 
-def _chunk(data: bytes) -> bytes:
+def as_chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-_TOKEN = _chunk(_EVENT)
+_TOKEN = as_chunk(_EVENT)
 
 
-class _Stream(asyncio.Protocol):
+class Stream(asyncio.Protocol):
     """A connection, and the answer under way on it."""
 
-    def __init__(self, streams: set[_Stream]) -> None:
+    def __init__(self, streams: set[Stream]) -> None:
         self._streams = streams
         self._received = bytearray()
         self._prompt = self._left = self._asked = 0
@@ -83,18 +83,21 @@ class _Stream(asyncio.Protocol):
         """Send the next token."""
         self._left -= 1
         if self._left > 0:
-            self._transport.write(_TOKEN)
+            self._transport.write(self._token())
             return
         self._streams.discard(self)
         usage = _USAGE % (self._prompt, self._prompt + self._asked, self._asked)
-        self._transport.write(_TOKEN + _chunk(usage) + b"0\r\n\r\n")
+        self._transport.write(self._token() + as_chunk(usage) + b"0\r\n\r\n")
+
+    def _token(self) -> bytes:
+        return _TOKEN
 
 
 async def serve(port: int, step_seconds: float) -> None:
     """Serve on 127.0.0.1 until a signal comes; the address is told on standard output."""
     loop = asyncio.get_running_loop()
-    streams: set[_Stream] = set()
-    server = await loop.create_server(lambda: _Stream(streams), "127.0.0.1", port, backlog=2048)
+    streams: set[Stream] = set()
+    server = await loop.create_server(lambda: Stream(streams), "127.0.0.1", port, backlog=2048)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)  # noqa: T201 - for whoever started it
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -56,9 +56,7 @@ async def measure_side(side: str, number: int, args: argparse.Namespace, notes: 
         words = ["proxy", "engine", "--ports", ",".join("0" * args.engines), "--max-num-seqs", str(_MAX_NUM_SEQS)]
         words += ["--token-budget", str(_TOKEN_BUDGET)]
         engines = await stack.enter_async_context(running("the engines", words, address=r"(http://\S+)$"))
-        server = RedisServer(directory)
-        await server.start()
-        stack.push_async_callback(server.kill)
+        server = await stack.enter_async_context(RedisServer(directory))
         flags = ("--token-budget", str(_TOKEN_BUDGET), "--max-num-seqs", str(_MAX_NUM_SEQS))
         meet = "" if apart or count == 1 else server.url
         replicas = [Replica(f"r{n}", engines.address.split(","), meet, flags, free_port()) for n in range(count)]

@@ -37,10 +37,8 @@ pytestmark = pytest.mark.skipif(PROGRAM is None, reason=WHY_NOT)
 
 @pytest.fixture
 async def redis_server(tmp_path: Path) -> AsyncIterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    await server.start()
-    yield server
-    await server.kill()
+    async with RedisServer(tmp_path) as server:
+        yield server
 
 
 def member_of(proxy: LiveProxy) -> Member:

@@ -30,10 +30,8 @@ SLOTS = 2
 
 @pytest.fixture
 async def redis_server(tmp_path: Path) -> AsyncIterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    await server.start()
-    yield server
-    await server.kill()
+    async with RedisServer(tmp_path) as server:
+        yield server
 
 
 class Busy:

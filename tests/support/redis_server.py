@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import socket
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +25,13 @@ class RedisServer:
         self._first: tuple[str, ...] = ()
         self._options = ("--save", "", "--appendonly", "no", *options)
         self._process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.kill()
 
     def watch(self, name: str, port: int) -> None:
         """Be a sentinel instead, that knows the server on ``port`` by a name."""
