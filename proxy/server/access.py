@@ -17,7 +17,7 @@ from aiohttp import hdrs, web
 
 from proxy.core.claims import Claim, Claims
 from proxy.core.quota import QuotaReason, QuotaRefusal
-from proxy.server.answers import error_response
+from proxy.server.answers import carried, error_response
 from proxy.wire.apis import APIS
 from proxy.wire.errors import AccessFailure, ErrorAnswer, LocalFailure, answer
 from proxy.wire.keys import Key, KeyRing, is_engine_administration, presented_key
@@ -271,7 +271,7 @@ def refuse(request: web.Request, refusal: AccessError) -> web.Response:
 
 def tell_limits(request: web.Request, response: web.StreamResponse) -> None:
     """Add the caller's limits to an answer, whoever made it."""
-    caller = request.get(CALLER)
+    caller = carried(request, CALLER)
     if caller is not None:
         response.headers.update(caller.headers())
 

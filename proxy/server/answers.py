@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import HttpVersion11, web
 
@@ -16,6 +16,20 @@ if TYPE_CHECKING:
 
 STARTED = web.RequestKey("started", web.StreamResponse)
 """Where a request keeps its answer once the head of it is on its way."""
+
+
+_Carried = TypeVar("_Carried")
+
+
+def carried(request: web.Request, key: web.RequestKey[_Carried]) -> _Carried | None:
+    """What a request carries under a key, if anything; its own ``get`` raises an exception inside if nothing does."""
+    found: _Carried | None = request._state.get(key)  # noqa: SLF001
+    return found
+
+
+def forget(request: web.Request, key: web.RequestKey[_Carried]) -> None:
+    """Let a request carry nothing more under a key."""
+    request._state.pop(key, None)  # noqa: SLF001
 
 
 UNTYPED = web.RequestKey("untyped", bool)
@@ -33,6 +47,31 @@ def relayed(request: web.Request, upstream: EngineAnswer) -> web.StreamResponse:
     )
 
 
+class _Sent(web.StreamResponse):
+    """Stands for an answer of which nothing is left to be sent, whatever it was."""
+
+    _eof_sent = True
+    _keep_alive = True
+
+
+_SENT = _Sent()
+
+
+def send_whole(request: web.Request, head: bytes, body: bytes) -> web.StreamResponse:
+    """Send an answer at once, past aiohttp, on a connection that stays open; return what stands for it.
+
+    Raises:
+        ConnectionResetError: the client has left.
+    """
+    transport = request.transport
+    if transport is None or transport.is_closing():
+        raise ConnectionResetError("the client has left")
+    request[STARTED] = _SENT
+    request.writer.output_size += len(head) + len(body)
+    transport.write(head + body)
+    return _SENT
+
+
 def join_head(response: web.StreamResponse) -> None:
     """Send the head of an answer with the first piece of its body, which is there already: one write, and not two."""
     response._send_headers_immediately = False  # noqa: SLF001 - as aiohttp does it with answers of its own
@@ -40,7 +79,7 @@ def join_head(response: web.StreamResponse) -> None:
 
 def leave_untyped(request: web.Request, response: web.StreamResponse) -> None:
     """Take out the Content-Type that aiohttp has made up, just before a head is sent."""
-    if UNTYPED in request:
+    if carried(request, UNTYPED):
         response.headers.popall("Content-Type", None)
 
 

@@ -30,7 +30,7 @@ from proxy.server.access import (
     refuse,
     tell_limits,
 )
-from proxy.server.answers import STARTED, end_by_closing, error_response, leave_untyped
+from proxy.server.answers import STARTED, carried, end_by_closing, error_response, forget, leave_untyped
 from proxy.server.bodies import close_unread, expect_later, limit_bodies
 from proxy.server.connections import CONNECTIONS, Connections, limit_connections
 from proxy.server.files import DebugKey, Files, read_files
@@ -315,7 +315,7 @@ async def _models(request: web.Request) -> web.StreamResponse:
             models.append({**by_id[model], "id": name, "root": model})
     if not models:
         return error_response(answer(RejectReason.NO_ENGINE))
-    if (caller := request.get(CALLER)) is not None:
+    if (caller := carried(request, CALLER)) is not None:
         models = [model for model in models if caller.key.may_use(str(model["id"]))]
     return web.json_response({"object": "list", "data": models})
 
@@ -368,11 +368,11 @@ async def _serve(request: web.Request, handler: _Handler) -> web.StreamResponse:
             status=error.status, body=json.dumps({"error": message}).encode(), content_type="application/json"
         )
     except ConnectionError:
-        left: web.StreamResponse = request.get(STARTED) or web.Response()
+        left: web.StreamResponse = carried(request, STARTED) or web.Response()
         return left  # to nobody: the client is gone
     except Exception:  # noqa: BLE001 - whatever it was, the client gets an answer and the log its trace
         _log.exception("%s %s failed through a fault of the proxy", request.method, request.rel_url.raw_path)
-        started: web.StreamResponse | None = request.get(STARTED)
+        started: web.StreamResponse | None = carried(request, STARTED)
         if started is not None:
             if request.transport is not None:
                 request.transport.abort()
@@ -382,4 +382,4 @@ async def _serve(request: web.Request, handler: _Handler) -> web.StreamResponse:
         if caller is not None:
             caller.settle(0, 0)
         connections.busy(protocol, is_busy=False)
-        request.pop(STARTED, None)  # it refers to the request: where the client has left, each would keep the other
+        forget(request, STARTED)  # it refers to the request: where the client has left, each would keep the other

@@ -12,12 +12,14 @@ from aiohttp import HttpVersion11, hdrs, web
 
 from proxy.core.request import RejectReason
 from proxy.server.access import AccessError
+from proxy.server.answers import carried
 from proxy.wire.coding import BrokenCodingError, TooLongError, inflate
 from proxy.wire.errors import answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from aiohttp import StreamReader
     from multidict import MultiMapping
 
     from proxy.config import Settings
@@ -88,8 +90,10 @@ async def expect_later(request: web.Request) -> None:
 
 def withholds_body(request: web.Request) -> bool:
     """Whether the client sends its body only when it is told to go on, or has waited for that in vain."""
-    expects = request.headers.get(hdrs.EXPECT, "").lower() == "100-continue"
-    return expects and request.version == HttpVersion11 and request.can_read_body and _CONTINUED not in request
+    if hdrs.EXPECT not in request.headers:
+        return False
+    expects = request.headers[hdrs.EXPECT].lower() == "100-continue"
+    return expects and request.version == HttpVersion11 and request.can_read_body and not carried(request, _CONTINUED)
 
 
 def close_unread(request: web.Request, response: web.StreamResponse) -> None:
@@ -137,12 +141,11 @@ async def read_body(request: web.Request) -> bytes:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # of the answer, nothing has been sent
     if content.is_eof():  # all of it has come with the head, as most do: nothing to wait for
-        whole = content.read_nowait()
+        whole = _take(content)
         if len(whole) > most:
             raise web.HTTPRequestEntityTooLarge(most, len(whole))
         uploads.hold(len(whole))
         uploads.held_bytes -= len(whole)
-        content._buffer = _EMPTY  # noqa: SLF001 - a stream lasts for long, and a deque takes as much as a short prompt
         return whole
     pieces: list[bytes] = []
     size = 0
@@ -159,6 +162,17 @@ async def read_body(request: web.Request) -> bytes:
     finally:
         uploads.held_bytes -= size
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _take(content: StreamReader) -> bytes:
+    """Return all of a body that has come to its end. What aiohttp keeps it in goes with it: a stream lasts for long."""
+    buffer = content._buffer  # noqa: SLF001
+    if len(buffer) == 1 and not content._protocol._reading_paused and content.exception() is None:  # noqa: SLF001
+        whole = buffer[0]  # read by aiohttp, each would have it look for more in a connection that does not pause
+    else:
+        whole = content.read_nowait()
+    content._buffer = _EMPTY  # noqa: SLF001 - a deque takes as much as a short prompt
+    return whole
 
 
 async def looked_into(headers: MultiMapping[str], body: bytes, most_bytes: int) -> bytes:

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from random import Random
 from typing import TYPE_CHECKING
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from multidict import CIMultiDict
 
 from proxy.core.actions import Dispatch, Reject
@@ -23,7 +23,7 @@ from proxy.core.entrance import refused_unread
 from proxy.core.prefix import NO_BLOCKS
 from proxy.core.request import Outcome, Request, RequestClass
 from proxy.server.access import CALLER, AccessError
-from proxy.server.answers import STARTED, error_response
+from proxy.server.answers import STARTED, carried, error_response
 from proxy.server.bodies import Body, looked_into, read_body, withholds_body
 from proxy.server.relay import relay, replayed
 from proxy.server.slices import Slicer, slice_headers
@@ -35,6 +35,7 @@ from proxy.wire.alias import rename_model
 from proxy.wire.apis import APIS
 from proxy.wire.coding import UnknownCodingError
 from proxy.wire.errors import ErrorAnswer, LocalFailure, UpstreamFailure, answer, bad_request, model_not_found
+from proxy.wire.keys import API_KEY
 from proxy.wire.openai import BadRequest
 from proxy.wire.prompt import plan_slices
 from proxy.wire.usage import ask_for_usage
@@ -93,7 +94,7 @@ class Generator:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve one request."""
         arrived_at = self.driver.now()
-        api = APIS[request.path]
+        api = APIS.get(request.rel_url.raw_path) or APIS[request.path]
         client_id = wire_headers.request_id(request.headers) or f"{self._random.getrandbits(128):032x}"
         report = RequestReport(
             request_id=str(next(self._numbers)),  # clients repeat theirs
@@ -101,15 +102,15 @@ class Generator:
             operation=api.operation,
             arrived_at=arrived_at,
             request_class=self.default_class,
-            path=request.path,
+            path=api.path,
         )
         if self.chronicle is not None:
             self.chronicle.begin(report)
-        report.trace = self.tracing.begin(request.headers, request.path, time.time_ns())
+        report.trace = self.tracing.begin(request.headers, api.path, time.time_ns())
         try:
             body = await self._read(request, report)
             view = api.peek(body.plain)
-            caller = request.get(CALLER)
+            caller = carried(request, CALLER)
             default = self.default_class if caller is None else self._class_of(caller, request, view.model)
             report.request_class = wire_headers.request_class(request.headers, self.classes, default)
             report.tenant = self.tenants.of(request.headers) if caller is None else caller.key.tenant
@@ -147,8 +148,8 @@ class Generator:
             whole = None if report.stream else report.completion_tokens
             self.driver.end(report.request_id, whole, report.cached_tokens, served=_served(report))
             report.ended_at = self.driver.now()
-            if CALLER in request:
-                _settle(request[CALLER], report)
+            if (caller := carried(request, CALLER)) is not None:
+                _settle(caller, report)
             self.metrics.record(report)
             if self.chronicle is not None:
                 self.chronicle.finish(report)
@@ -160,7 +161,7 @@ class Generator:
         Raises:
             AccessError: it is refused whatever the body holds.
         """
-        scheduler, caller = self.driver.scheduler, request.get(CALLER)
+        scheduler, caller = self.driver.scheduler, carried(request, CALLER)
         report.tenant = self.tenants.of(request.headers) if caller is None else caller.key.tenant
         may_wait = wire_headers.may_wait(request.headers)
         smallest = Request(report.request_id, 1, may_wait=may_wait, tenant=report.tenant)
@@ -175,6 +176,8 @@ class Generator:
         if withholds_body(request):
             self._refuse_unread(request, report)
         sent = await read_body(request)
+        if hdrs.CONTENT_ENCODING not in request.headers:
+            return Body(sent, sent)
         return Body(sent, await looked_into(request.headers, sent, request.client_max_size))
 
     def _note(self, report: RequestReport, view: RequestView) -> None:
@@ -185,7 +188,7 @@ class Generator:
     @staticmethod
     def _forwarded(request: web.Request, client_id: str) -> CIMultiDict[str]:
         """Return the headers that an engine gets."""
-        kept = wire_headers.forward_request_headers(request.headers, keep_credentials=CALLER not in request)
+        kept = wire_headers.forward_request_headers(request.headers, keep_credentials=carried(request, CALLER) is None)
         forwarded = CIMultiDict(kept)
         forwarded["X-Request-Id"] = client_id
         forwarded["Accept-Encoding"] = "identity"  # a compressed stream could be relayed, but not measured
@@ -214,22 +217,22 @@ class Generator:
             sliceable=slicer is not None and slicer.plan.ids is not None,
             streamed=report.stream,
             size_bytes=body.size_bytes,
-            fingerprint=self.fingerprinter.whole(request.path, _credentials(request), body.sent),
+            fingerprint=self.fingerprinter.whole(report.path, _credentials(request), body.sent),
             may_wait=wire_headers.may_wait(request.headers),
             blocks=self._blocks(report, body.plain),
             tenant=report.tenant,
             sequences=report.sequences,
         )
-        cutter, caller = Cutter(), request.get(CALLER)
+        cutter, caller = Cutter(), carried(request, CALLER)
         if caller is not None:
             caller.hang(core_request.id)
         ticket = self.driver.submit(core_request, report.arrived_at, slicer.send if slicer else None, cutter.cut)
-        tokenize = partial(self._tokenize, slicer, ticket)
         try:
-            if caller is None:
-                tokenize()
-            else:
-                caller.refuse_by(ticket, tokenize)  # no engine works for one that may be refused
+            if caller is not None:
+                # No engine works for one that may be refused.
+                caller.refuse_by(ticket, partial(self._tokenize, slicer, ticket))
+            elif slicer is not None:
+                self._tokenize(slicer, ticket)
             asks = self.asks_usage and report.stream and body.plain is body.sent and APIS[report.path].is_openai
             if asks and (asking := ask_for_usage(body.sent)) is not None:
                 body.sent, report.asked_usage = asking, True
@@ -249,9 +252,10 @@ class Generator:
             slicer.tokenize(engine_id)
 
     def _blocks(self, report: RequestReport, body: bytes) -> PromptBlocks:
-        if not any(engine.limits.caches_prefixes for engine in self.driver.scheduler.engines):
-            return NO_BLOCKS
-        return self.fingerprinter.blocks(body, report.prompt_tokens, chat=report.operation == "chat")
+        for engine in self.driver.scheduler.engines:
+            if engine.limits.caches_prefixes:
+                return self.fingerprinter.blocks(body, report.prompt_tokens, chat=report.operation == "chat")
+        return NO_BLOCKS
 
     def _slicer(self, report: RequestReport, forwarded: CIMultiDict[str], body: bytes) -> Slicer | None:
         """Prepare to slice the prompt, if it is long enough to be worth it and can be cut at all."""
@@ -278,15 +282,16 @@ class Generator:
         cutter: Cutter,
     ) -> web.StreamResponse:
         while True:
-            match ticket.result() if ticket.done() else await self._decided(ticket, request, report):
-                case Reject(_, reason) as refusal:
-                    told = _told(refusal)
-                    if told.status == 404:
-                        told = model_not_found(report.model)
-                    return await _in_time(request, self._refuse(report, reason, told))
-                case Dispatch(_, engine_id):
-                    report.engine_id, report.dispatched_at = engine_id, self.driver.now()
-                    report.dispatches += 1
+            decision = ticket.result() if ticket.done() else await self._decided(ticket, request, report)
+            if isinstance(decision, Reject):
+                told = _told(decision)
+                if told.status == 404:
+                    told = model_not_found(report.model)
+                return await _in_time(request, self._refuse(report, decision.reason, told))
+            assert isinstance(decision, Dispatch)
+            engine_id = decision.engine_id
+            report.engine_id, report.dispatched_at = engine_id, self.driver.now()
+            report.dispatches += 1
             asked_seconds: float | None = None
             self.tracing.attempt(report, forwarded)
             try:
@@ -336,7 +341,7 @@ class Generator:
 
 async def _in_time(request: web.Request, response: web.Response) -> web.StreamResponse:
     """Answer by ``response``, or by an event where the head of a stream is out already."""
-    started: web.StreamResponse | None = request.get(STARTED)
+    started: web.StreamResponse | None = carried(request, STARTED)
     if started is None:
         return response
     assert isinstance(response.body, bytes)
@@ -378,5 +383,5 @@ def _settle(caller: Caller, report: RequestReport) -> None:
 
 
 def _credentials(request: web.Request) -> bytes:
-    sent = (request.headers.get(name, "") for name in ("Authorization", "x-api-key"))
-    return "\n".join(sent).encode("utf-8", "surrogateescape")
+    authorization, key = request.headers.get(hdrs.AUTHORIZATION, ""), request.headers.get(API_KEY, "")
+    return f"{authorization}\n{key}".encode("utf-8", "surrogateescape")

@@ -11,7 +11,7 @@ from proxy.core.events import Passed
 from proxy.core.promptsize import PRIOR
 from proxy.core.request import RejectReason
 from proxy.server.access import CALLER
-from proxy.server.answers import error_response, relayed, start
+from proxy.server.answers import carried, error_response, relayed, start
 from proxy.server.bodies import UPLOADS, looked_into, read_body
 from proxy.server.websocket import wants_websocket
 from proxy.upstream.client import EngineClient, EngineError
@@ -55,7 +55,7 @@ class PassThrough:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Relay one request and its answer."""
-        if CALLER not in request and not self.administration and is_engine_administration(request.path):
+        if carried(request, CALLER) is None and not self.administration and is_engine_administration(request.path):
             return error_response(answer(AccessFailure.PATH, message=_NOT_FOR_ALL), request.path)
         if wants_websocket(request):
             return await self._relay_websocket(request)
@@ -73,7 +73,7 @@ class PassThrough:
 
     async def _relay(self, request: web.Request, body: bytes) -> web.StreamResponse:
         model, prompt_tokens = await _look(request, body)
-        caller = request.get(CALLER)
+        caller = carried(request, CALLER)
         if caller is not None:
             caller.use_model(model, request.method)
         if caller is not None and prompt_tokens:
@@ -125,7 +125,7 @@ class PassThrough:
 
     async def _relay_websocket(self, request: web.Request) -> web.StreamResponse:
         model = request.query.get("model", "")
-        caller = request.get(CALLER)
+        caller = carried(request, CALLER)
         if caller is not None:
             caller.use_model(model)
         model = self.aliases.get(model, model)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from proxy.server.answers import STARTED
+from proxy.server.answers import STARTED, carried
 
 if TYPE_CHECKING:
     from proxy.core.actions import Action
@@ -33,7 +33,7 @@ async def decided(ticket: Ticket, request: web.Request, every_seconds: float, he
         done, _ = await asyncio.wait((ticket,), timeout=every_seconds)
         if done:
             return ticket.result()
-        response = request.get(STARTED)
+        response = carried(request, STARTED)
         if response is None:
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8", **headers})
             response.headers["Cache-Control"] = "no-cache"

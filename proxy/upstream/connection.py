@@ -25,6 +25,7 @@ _MAX_OVERHEAD_BYTES = 1 << 16
 _MAX_UNREAD_BYTES = 1 << 16
 """At this much the engine is made to wait until its answer is read on."""
 _NO_BODY_BUT_LENGTH = "HEAD"
+_TELL_THE_END = (b"content-length", b"transfer-encoding")
 _CONTROLS = bytes([*range(9), *range(10, 32), 127])
 
 
@@ -191,15 +192,15 @@ class EngineAnswer:
         "_waits_since",
         "_watch",
         "ends_with_connection",
-        "headers",
         "idle_seconds",
+        "raw_headers",
         "status",
     )
 
     def __init__(self, connection: Connection, method: str, idle_seconds: float, watch: Watch) -> None:
         self.status = 0
         """0 until the head has come."""
-        self.headers: CIMultiDictProxy[str] = _NO_HEADERS
+        self.raw_headers: list[tuple[bytes, bytes]] = []
         self._connection = connection
         self._method = method
         self.idle_seconds = idle_seconds
@@ -209,7 +210,7 @@ class EngineAnswer:
         self._watch = watch
         self._loop = watch.loop
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
-        self._headers: CIMultiDict[str] = CIMultiDict()
+        self._headers: CIMultiDictProxy[str] | None = None
         self._reason = b""
         self._overhead_bytes = 0
         self._interim = False
@@ -234,9 +235,28 @@ class EngineAnswer:
         return self._reason.translate(None, _CONTROLS).decode("utf-8", "replace")
 
     @property
+    def headers(self) -> CIMultiDictProxy[str]:
+        """As text, in which bytes that are not UTF-8 are kept as surrogates."""
+        if self._headers is None:
+            decoded = [
+                (name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
+                for name, value in self.raw_headers
+            ]
+            self._headers = CIMultiDictProxy(CIMultiDict(decoded))
+        return self._headers
+
+    @property
     def content_type(self) -> str:
         """The media type in small letters, without parameters; empty if none was told."""
-        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        for name, value in self.raw_headers:
+            if name.lower() == b"content-type":
+                return value.decode("latin-1").partition(";")[0].strip().lower()
+        return ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the body is here already."""
+        return self._complete and self._failure is None
 
     @property
     def has_more(self) -> bool:
@@ -288,8 +308,8 @@ class EngineAnswer:
 
     def forget_head(self) -> None:
         """Let go of the headers: what follows them may last for long."""
-        self._headers = _FORGOTTEN
-        self.headers = _NO_HEADERS
+        self._headers = None
+        self.raw_headers = _FORGOTTEN
 
     async def pump(self, sink: Callable[[bytes], bool], drain: Callable[[], Awaitable[None]]) -> None:
         """Hand every read of the body to ``sink`` in the callback that brings it, until the body ends.
@@ -388,7 +408,7 @@ class EngineAnswer:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.status:  # those after the last chunk are not relayed: they may differ from hop to hop
-            self._headers.add(name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
+            self.raw_headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self._complete:
@@ -397,10 +417,14 @@ class EngineAnswer:
         status = self._parser.get_status_code()
         if 100 <= status < 200:
             self._interim = True
-            self._headers.clear()
+            self.raw_headers.clear()
             return
-        self.status, self.headers = status, CIMultiDictProxy(self._headers)
-        self.ends_with_connection = "Content-Length" not in self.headers and "Transfer-Encoding" not in self.headers
+        self.status = status
+        for name, _ in self.raw_headers:
+            if name.lower() in _TELL_THE_END:
+                break
+        else:
+            self.ends_with_connection = True
         if self._method == _NO_BODY_BUT_LENGTH:
             self._complete = True
 
@@ -442,17 +466,17 @@ class EngineAnswer:
         if not self._complete and self._failure is None:
             self._failure = failure
 
-    async def _wait(self) -> None:
+    def _wait(self) -> asyncio.Future[None]:
+        """Return what is done when there is something new, to be awaited at once."""
         waiter = self._waiter = self._loop.create_future()
         self._waits_since = self._loop.time()
-        try:
-            await waiter
-        finally:
-            self._waiter = self._waits_since = None
+        return waiter
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            if not self._waiter.done():
+                self._waiter.set_result(None)
+            self._waiter = self._waits_since = None
 
     def check(self, now: float) -> float:
         """Look whether the engine has been silent for too long while we waited; return when to look again."""
@@ -464,5 +488,4 @@ class EngineAnswer:
         return silent_since + self.idle_seconds
 
 
-_NO_HEADERS: CIMultiDictProxy[str] = CIMultiDictProxy(CIMultiDict())
-_FORGOTTEN: CIMultiDict[str] = CIMultiDict()
+_FORGOTTEN: list[tuple[bytes, bytes]] = []

@@ -12,6 +12,8 @@ import hmac
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from multidict import istr
+
 from proxy.core.quota import QuotaLimits
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key"})
 """Headers by which clients of OpenAI, Anthropic and Azure send their keys, in lower case."""
+
+API_KEY = istr("x-api-key")
+_AUTHORIZATION, _AZURE_KEY = istr("Authorization"), istr("api-key")
 
 LONGEST_KEY = 4096
 
@@ -97,9 +102,9 @@ class KeyRing:
 
 def presented_key(headers: MultiMapping[str]) -> bytes:
     """The key that a request carries, as ``Authorization: Bearer`` or ``x-api-key``; empty if there is none."""
-    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    scheme, _, token = headers.get(_AUTHORIZATION, "").partition(" ")
     key = token.strip() if scheme.lower() == "bearer" else ""
-    key = key or headers.get("x-api-key", "") or headers.get("api-key", "")
+    key = key or headers.get(API_KEY, "") or headers.get(_AZURE_KEY, "")
     return key[:LONGEST_KEY].encode("utf-8", "surrogateescape")
 
 

@@ -10,18 +10,21 @@ import re
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from multidict import istr
+
 if TYPE_CHECKING:
     from multidict import MultiMapping
 
 SERVER_TIMING = "Server-Timing"
 ASK_TIMING = "x-slai-timing"
+_ASK_TIMING = istr(ASK_TIMING)
 _QUEUE = re.compile(r"(?:^|,)\s*queue\s*(?:;[^,]*?)?;\s*dur\s*=\s*\"?([0-9.]{1,20})", re.IGNORECASE)
 _LONGEST_SECONDS = 86_400.0
 
 
 def wants_timing(headers: MultiMapping[str]) -> bool:
     """Whether a client asks to be told."""
-    return headers.get(ASK_TIMING) == "1"
+    return headers.get(_ASK_TIMING) == "1"
 
 
 def queue_timing(seconds: float) -> str:

@@ -3,10 +3,25 @@
 import asyncio
 import gzip
 import json
+from collections.abc import Iterable
 
 import pytest
 from live_proxy import CHAT, COMPLETIONS, LiveProxy, exchange, live_proxy, raw_post, until
-from scripted_engine import DONE, SSE, Call, Script, chunk, delta, event, head, last, scripted_engine, token, usage
+from scripted_engine import (
+    DONE,
+    JSON,
+    SSE,
+    Call,
+    Script,
+    chunk,
+    delta,
+    event,
+    head,
+    last,
+    scripted_engine,
+    token,
+    usage,
+)
 
 from proxy.wire.timing import queue_seconds
 
@@ -291,6 +306,39 @@ async def test_the_client_gets_the_engines_headers_and_hop_by_hop_ones_of_its_ow
         assert body == chunk(token()) + b"0\r\n\r\n"
 
 
+ENGINES_HEADS = {
+    "plain": (*JSON, "Content-Length: 2"),
+    "no type": ("Content-Length: 2",),
+    "own date, server and id": (*JSON, "Content-Length: 2", "date: Mon, 01 Jan 2001", "SERVER: x", "x-request-id: its"),
+    "repeated": (*JSON, "Set-Cookie: a=1", "content-length: 2", "set-cookie: b=2"),
+    "hop by hop": (*JSON, "Content-Length: 2", "Connection: x-hop", "X-Hop: secret", "Keep-Alive: timeout=5"),
+    "limits": (*JSON, "Content-Length: 2", "x-ratelimit-limit-requests: 1", "X-RateLimit-Limit-Tokens: 2"),
+    "in chunks": (*JSON, "Transfer-Encoding: chunked"),
+}
+
+
+@pytest.mark.parametrize("status", ["200 OK", "201 Made", "404 Not Found", "500 Oops"])
+@pytest.mark.parametrize("name", ENGINES_HEADS)
+async def test_heads_are_alike_whether_the_connection_stays_open_or_not(name: str, status: str) -> None:
+    async def script(call: Call) -> None:
+        body = chunk(b"{}") + b"0\r\n\r\n" if name == "in chunks" else b"{}"
+        await call.send(head(status, *ENGINES_HEADS[name]) + body)
+
+    async with scripted_engine(script) as engine, live_proxy(engine) as proxy:
+        request = raw_post(REQUESTS[0], "X-Request-Id: r1")
+        closed = (await exchange(proxy, request)).partition(b"\r\n\r\n")[0].split(b"\r\n")
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(request.replace(b"Connection: close\r\n", b""))
+        left_open = (await reader.readuntil(b"\r\n\r\n")).removesuffix(b"\r\n\r\n").split(b"\r\n")
+        writer.close()
+        assert left_open[0] == closed[0] == f"HTTP/1.1 {status}".encode()
+        assert undated(left_open[1:]) == undated(line for line in closed[1:] if line != b"Connection: close")
+
+
+def undated(lines: Iterable[bytes]) -> list[bytes]:
+    return sorted(b"Date: now" if line.startswith(b"Date: ") else line for line in lines)
+
+
 async def test_a_client_that_asks_is_told_how_long_its_request_was_held_back() -> None:
     async def script(call: Call) -> None:
         await call.send(head("200 OK", *SSE, "Server-Timing: cpu;dur=3", "Connection: close") + token() + DONE)
@@ -502,7 +550,10 @@ async def test_a_reason_that_no_head_may_have_is_told_as_far_as_it_may(path: str
                 await call.send(b"HTTP/1.1 200 %b\r\nX-Odd: \xe9\tx\r\nContent-Length: 2\r\n\r\n{}" % reason)
 
             engine.script = script
-            answer = await exchange(proxy, raw_post(REQUESTS[0], path=path))
-            assert answer.startswith(b"HTTP/1.1 200 "), reason
-            assert answer.endswith(b"\r\n\r\n{}")
+            request = raw_post(REQUESTS[0], path=path)
+            two = request.replace(b"Connection: close\r\n", b"") + request
+            first, second = (await exchange(proxy, two)).split(b"{}")[:2]
+            for begun in (first, second):
+                assert begun.startswith(b"HTTP/1.1 200 "), reason
+                assert begun.endswith(b"\r\n\r\n")
         assert not proxy.reasons()

@@ -8,6 +8,7 @@ from proxy.wire.headers import (
     forward_request_headers,
     forward_response_headers,
     may_wait,
+    plain_head,
     request_class,
     request_id,
     retry_after_seconds,
@@ -53,6 +54,29 @@ def test_request_headers_keep_order_case_and_repetition() -> None:
 @pytest.mark.parametrize("spell", [str, str.lower, str.upper])
 def test_request_headers_that_end_here(name: str, spell: type[str]) -> None:
     assert forward_request_headers(headers((spell(name), "x"), ("Accept", "*/*"))) == [("Accept", "*/*")]
+
+
+class TestPlainHead:
+    LENGTH = (b"Content-Length", b"2")
+
+    def test_it_has_the_engines_headers_and_ours(self) -> None:
+        sent = [(b"X-Odd", b"\xe9\t"), self.LENGTH, (b"date", b"today"), (b"X-Limit", b"its")]
+        defaults = {b"server": b"Server: slai", b"date": b"Date: now"}
+        assert plain_head(201, "Made", sent, defaults, {"x-limit": "ours"}) == (
+            b"HTTP/1.1 201 Made\r\nX-Odd: \xe9\t\r\nContent-Length: 2\r\ndate: today\r\nx-limit: ours\r\n"
+            b"Server: slai\r\n\r\n"
+        )
+
+    @pytest.mark.parametrize("name", ["Connection", "KEEP-ALIVE", "Transfer-Encoding", "trailer", "Upgrade"])
+    def test_there_is_none_where_a_header_is_about_the_connection(self, name: str) -> None:
+        assert plain_head(200, "OK", [self.LENGTH, (name.encode(), b"x")], {}, {}) is None
+
+    @pytest.mark.parametrize("status", [204, 205, 304])
+    def test_there_is_none_of_a_status_without_a_body(self, status: int) -> None:
+        assert plain_head(status, "", [self.LENGTH], {}, {}) is None
+
+    def test_there_is_none_without_a_length(self) -> None:
+        assert plain_head(200, "OK", [(b"Content-Type", b"text/plain")], {}, {}) is None
 
 
 def test_headers_named_in_connection_end_here() -> None:
