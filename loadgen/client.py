@@ -172,7 +172,7 @@ class Client:
             record.on_queued(queued * self.time_scale)
         splitter, clock = EventSplitter(), self.clock
 
-        def take(data: bytes) -> bool:
+        def take(data: bytes, _: bytes | None) -> bool:
             # In the callback that reads the socket: what it costs is what limits the tokens that a client can take.
             now = clock()
             if record.first_byte_at is None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from proxy.server.answers import join_head
+from proxy.wire.chunks import chunk
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
 
     from aiohttp import web
     from aiohttp.abc import AbstractStreamWriter
 
+    from proxy.server.driver import Driver
     from proxy.server.meter import StreamMeter
+    from proxy.upstream.client import EngineAnswer
     from proxy.wire.usage import UsageRemover
 
 _MOST_UNSENT_BYTES = 1 << 16
@@ -26,7 +28,7 @@ _MOST_UNSENT_BYTES = 1 << 16
 class Downstream:
     """The body of one answer on its way to the client; bytes are framed as the head has announced."""
 
-    __slots__ = ("_chunked", "_meter", "_now", "_remover", "_response", "_transport", "_writer")
+    __slots__ = ("_chunked", "_driver", "_look", "_remover", "_response", "_transport", "_writer")
 
     _transport: asyncio.Transport
     _writer: AbstractStreamWriter
@@ -36,13 +38,13 @@ class Downstream:
         self,
         response: web.StreamResponse,
         meter: StreamMeter,
-        now: Callable[[], float],
+        driver: Driver,
         remover: UsageRemover | None = None,
     ) -> None:
         """``meter`` sees all that is read, ``remover`` takes out what the client has not asked for."""
         self._response = response
-        self._meter = meter
-        self._now = now
+        self._look = meter.on_read
+        self._driver = driver
         self._remover = remover
 
     async def begin(self, request: web.Request, first: bytes) -> None:
@@ -66,40 +68,44 @@ class Downstream:
         else:
             writer.send_headers()
         if first:
-            self._meter.on_read(first, self._now())
+            self._driver.note(self._look, first)
 
-    def pass_on(self, data: bytes) -> bool:
+    def pass_on(self, data: bytes, read: bytes | None = None) -> bool:
         """Send a piece of the body, which must not be empty; whether the client keeps up. The path of every token.
+
+        ``read``: the piece as a chunk, if it came as one.
 
         Raises:
             ConnectionResetError: the client has left.
         """
         passed = data if self._remover is None else self._remover.feed(data)
-        keeps_up = self._write(passed) if passed else True
-        self._meter.on_read(data, self._now())
-        return keeps_up
+        transport = self._transport
+        if transport.is_closing():
+            raise ConnectionResetError("the client has left")
+        transport.write(read if read is not None and passed is data and self._chunked else self._framed(passed))
+        self._driver.note(self._look, data)
+        return transport.get_write_buffer_size() <= _MOST_UNSENT_BYTES
 
-    def end(self) -> None:
-        """Send what was held back.
+    async def go_on(self, upstream: EngineAnswer) -> None:
+        """Send the rest of the answer.
 
-        Of a stream that was cut, the part of an event that is held back goes with it: the error takes its place.
+        Of one that is cut, the part of an event that is held back goes with it: the error takes its place.
 
         Raises:
+            EngineError: as from ``EngineAnswer.pump``.
             ConnectionResetError: the client has left.
         """
+        try:
+            await upstream.pump(self.pass_on, self._writer.drain)
+        finally:
+            self._driver.catch_up()
         if self._remover is not None and (rest := self._remover.end()):
-            self._write(rest)
-
-    async def drain(self) -> None:
-        """Wait until the client has read most of what was sent."""
-        await self._writer.drain()
+            if self._transport.is_closing():
+                raise ConnectionResetError("the client has left")
+            self._transport.write(self._framed(rest))
 
     def _filtered(self, data: bytes) -> bytes:
         return data if self._remover is None or not data else self._remover.feed(data)
 
-    def _write(self, data: bytes) -> bool:
-        transport = self._transport
-        if transport.is_closing():
-            raise ConnectionResetError("the client has left")
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-        return transport.get_write_buffer_size() <= _MOST_UNSENT_BYTES
+    def _framed(self, data: bytes) -> bytes:
+        return chunk(data) if data and self._chunked else data

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from proxy.telemetry.report import MAX_BREACHES, Breach
 from proxy.wire.openai import VISIBLE_TOKEN, read_chunk, read_index
+from proxy.wire.repetition import Repetition
 from proxy.wire.sse import EventSplitter
 
 if TYPE_CHECKING:
@@ -47,9 +48,11 @@ class StreamMeter:
         "_histogram",
         "_on_tokens",
         "_read",
+        "_repetition",
         "_report",
         "_splitter",
         "_steps",
+        "_usual",
         "done",
         "error",
         "finished",
@@ -71,6 +74,9 @@ class StreamMeter:
         self._read = read
         self._splitter = EventSplitter()
         self._steps = _Steps() if report.sequences > 1 else None
+        self._repetition = Repetition()
+        self._usual: Repetition | None = None
+        """The same where the next read may be such an event: as long as they come whole."""
         self.done = False
         """The stream's own end marker has passed."""
         self.finished = False
@@ -89,13 +95,24 @@ class StreamMeter:
 
     def on_read(self, data: bytes, now: float) -> None:
         """Look at one read of the stream that came at ``now``."""
-        report = self._report
+        if self._usual is not None and self._usual.fits(data):
+            self._count(1, now)
+        else:
+            self._look_into(data, now)
+
+    def _look_into(self, data: bytes, now: float) -> None:
+        """Look at a read that is not as the others are."""
+        report, splitter = self._report, self._splitter
+        whole = splitter.between_events
         chunks, visible = 0, report.times.first_at is not None
-        for payload in self._splitter.feed(data):
+        plain = 0
+        payloads = splitter.feed(data)
+        for payload in payloads:
             view = self._read(payload)
             if view is VISIBLE_TOKEN and self._steps is None:
                 visible = True
                 chunks += 1
+                plain += 1
                 continue
             if view.visible or view.held_back:
                 visible = visible or view.visible
@@ -115,19 +132,24 @@ class StreamMeter:
                 self.finished = True
                 report.finish_reason = view.finish_reason
             self.error |= view.error
-        if not chunks:
-            return
-        late: float | None = None
-        if visible:
-            times = report.times
-            gap = times.on_read(now, chunks)
-            if gap is not None:
-                self._histogram.observe(gap)
-                if times.tbt_seconds is not None and gap > times.tbt_seconds:
-                    late = gap
+        if whole and splitter.between_events and plain == len(payloads) == 1:
+            self._repetition.learn(data, report.times.chunks)
+        self._usual = self._repetition if self._repetition.known and splitter.between_events else None
+        if visible and chunks:
+            self._count(chunks, now)
+        elif chunks:
+            self._on_tokens(report.request_id, chunks, now)
+
+    def _count(self, chunks: int, now: float) -> None:
+        """Count tokens of a stream of which something shows."""
+        report = self._report
+        times = report.times
+        gap = times.on_read(now, chunks)
+        if gap is not None:
+            self._histogram.observe(gap)
         self._on_tokens(report.request_id, chunks, now)
-        if late is not None:
-            self._explain(late, chunks, now)
+        if gap is not None and times.tbt_seconds is not None and gap > times.tbt_seconds:
+            self._explain(gap, chunks, now)  # after the scheduler has been told that it came
 
     def _explain(self, gap: float, chunks: int, now: float) -> None:
         """Keep and count why a token came late; after the scheduler has been told that it did."""

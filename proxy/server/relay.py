@@ -67,10 +67,9 @@ async def relay(
     request[STARTED] = response
     try:
         if streamed:
-            stream = Downstream(response, meter, driver.now, remover)
+            stream = Downstream(response, meter, driver, remover)
             await stream.begin(request, upstream.take())
-            await upstream.pump(stream.pass_on, stream.drain)
-            stream.end()
+            await stream.go_on(upstream)
         elif as_one_event:
             named = not api.is_openai and upstream.status >= _ERROR
             await response.write(as_event(await upstream.read(), named=named))

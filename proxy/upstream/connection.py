@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import select
+from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, cast
 
@@ -15,10 +16,11 @@ import httptools
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from proxy.upstream.received import nothing_received
+from proxy.wire.chunks import of_one_chunk
 from proxy.wire.errors import UpstreamFailure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable
 
 _MAX_OVERHEAD_BYTES = 1 << 16
 """Of a head, interim answers included, and of all else that comes between two pieces of a body."""
@@ -27,6 +29,9 @@ _MAX_UNREAD_BYTES = 1 << 16
 _NO_BODY_BUT_LENGTH = "HEAD"
 _TELL_THE_END = (b"content-length", b"transfer-encoding")
 _CONTROLS = bytes([*range(9), *range(10, 32), 127])
+
+Sink = Callable[[bytes, bytes | None], bool]
+"""Takes a read's part of a body, and the read itself if that is the one chunk of it; says whether it can take more."""
 
 
 class EngineError(Exception):
@@ -171,6 +176,7 @@ class EngineAnswer:
     """
 
     __slots__ = (
+        "_between_chunks",
         "_complete",
         "_connection",
         "_failure",
@@ -212,12 +218,14 @@ class EngineAnswer:
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._headers: CIMultiDictProxy[str] | None = None
         self._reason = b""
+        self._between_chunks = False
+        """The parser waits for the next chunk, and has seen nothing of it."""
         self._overhead_bytes = 0
         self._interim = False
         self._pieces: list[bytes] = []
         self._unread = 0
         self._paused = False
-        self._sink: Callable[[bytes], bool] | None = None
+        self._sink: Sink | None = None
         self._held = False
         """The sink cannot take more for now."""
         self._complete = False
@@ -311,10 +319,10 @@ class EngineAnswer:
         self._headers = None
         self.raw_headers = _FORGOTTEN
 
-    async def pump(self, sink: Callable[[bytes], bool], drain: Callable[[], Awaitable[None]]) -> None:
+    async def pump(self, sink: Sink, drain: Callable[[], Awaitable[None]]) -> None:
         """Hand every read of the body to ``sink`` in the callback that brings it, until the body ends.
 
-        ``sink`` says whether it can take more; where it cannot, the engine waits until ``drain`` has returned.
+        Where ``sink`` cannot take more, the engine waits until ``drain`` has returned.
 
         Raises:
             EngineError: as from ``chunks``; and whatever ``sink`` or ``drain`` raises.
@@ -325,7 +333,7 @@ class EngineAnswer:
                 self._paused = False
                 self._connection.resume()
             if self._pieces:
-                self._pour(sink)
+                self._pour(sink, self._take())
             while True:
                 if self._fault is not None:
                     raise self._fault
@@ -366,17 +374,21 @@ class EngineAnswer:
     def feed(self, data: bytes) -> None:
         if self._waits_since is not None:
             self._waits_since = self._loop.time()
-        assert self._parser is not None
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._cut()
+        if self._between_chunks and (piece := of_one_chunk(data)) is not None:
+            if self._sink is not None:  # nearly every token
+                self._overhead_bytes = 0
+                self._pour(self._sink, piece, data)
+                return
+            self.on_body(piece)
+        else:
+            self._parse(data)
         if self._pieces:
             self._overhead_bytes = 0
             if self._sink is not None:
-                self._pour(self._sink)
-                return
-            if self._unread > _MAX_UNREAD_BYTES and not self._paused:
+                self._pour(self._sink, self._take())
+                if not self._complete and self._failure is None:
+                    return
+            elif self._unread > _MAX_UNREAD_BYTES and not self._paused:
                 self._paused = True
                 self._connection.pause()
         else:
@@ -433,7 +445,14 @@ class EngineAnswer:
             self._pieces.append(data)
             self._unread += len(data)
 
+    def on_chunk_header(self) -> None:
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._between_chunks = not self._complete
+
     def on_message_complete(self) -> None:
+        self._between_chunks = False
         if self._interim:
             self._interim = False
         elif not self._complete:
@@ -443,19 +462,31 @@ class EngineAnswer:
 
     # -- inside --
 
+    def _parse(self, data: bytes) -> None:
+        assert self._parser is not None
+        self._between_chunks = False
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._between_chunks = False
+            self._cut()
+        if not data.endswith(b"\r\n"):
+            self._between_chunks = False  # the parser tells of a chunk's head only when it has come whole
+
     def _take(self) -> bytes:
         pieces, self._pieces, self._unread = self._pieces, [], 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _pour(self, sink: Callable[[bytes], bool]) -> None:
+    def _pour(self, sink: Sink, data: bytes, read: bytes | None = None) -> None:
         try:
-            if not sink(self._take()) and not self._held:
-                self._held = True
-                self._connection.pause()
+            keeps_up = sink(data, read)
         except Exception as fault:  # noqa: BLE001 - it belongs to whoever pumps, and not to the event loop
             self._fault, self._sink = fault, None
             self._wake()
-        if self._held or self._complete or self._failure is not None:
+            return
+        if not keeps_up and not self._held:
+            self._held = True
+            self._connection.pause()
             self._wake()
 
     def _cut(self) -> None:

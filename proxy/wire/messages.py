@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from proxy.wire.openai import (
+    VISIBLE_TOKEN,
     BadRequest,
     ChunkView,
     RequestView,
@@ -112,7 +113,6 @@ class _Event(msgspec.Struct, gc=False):
 
 _EVENT = msgspec.json.Decoder(_Event)
 _ANSWER = msgspec.json.Decoder(_Answer)
-_TOKEN = ChunkView(tokens=1, visible=True)
 _HELD_BACK = ChunkView(held_back=True)
 _NOTHING = ChunkView()
 
@@ -131,7 +131,7 @@ def read_message_event(data: bytes) -> ChunkView:
     delta = event.delta
     match event.type:
         case "content_block_delta" if delta is not None and delta.type != "signature_delta":
-            return _TOKEN if delta.text or delta.thinking or delta.partial_json else _HELD_BACK
+            return VISIBLE_TOKEN if delta.text or delta.thinking or delta.partial_json else _HELD_BACK
         case "message_start" if event.message is not None:
             usage = _usage(event.message.usage)
             return ChunkView(prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from proxy.wire.openai import (
+    VISIBLE_TOKEN,
     BadRequest,
     ChunkView,
     RequestView,
@@ -109,7 +110,6 @@ class _Event(msgspec.Struct, gc=False):
 
 _EVENT = msgspec.json.Decoder(_Event)
 _RESPONSE = msgspec.json.Decoder(_Response)
-_TOKEN = ChunkView(tokens=1, visible=True)
 _HELD_BACK = ChunkView(held_back=True)
 _NOTHING = ChunkView()
 _LAST = {"response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed"}
@@ -126,7 +126,7 @@ def read_response_event(data: bytes) -> ChunkView:
     if event is None or not isinstance(event.type, str):
         return ChunkView(undecodable=True) if event is None else _NOTHING
     if event.type.endswith(".delta"):
-        return _TOKEN if event.delta else _HELD_BACK
+        return VISIBLE_TOKEN if event.delta else _HELD_BACK
     if event.type == "error":
         return ChunkView(error=True)
     reason = _LAST.get(event.type)

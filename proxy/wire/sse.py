@@ -44,6 +44,11 @@ class EventSplitter:
         """
         return not self._pending
 
+    @property
+    def between_events(self) -> bool:
+        """Whether the next byte begins an event, whatever it is."""
+        return self._started and not self._pending and not self._after_cr
+
     def feed(self, data: bytes) -> list[bytes]:
         """Return the ``data`` payload of every event that ``data`` completes, in order.
 

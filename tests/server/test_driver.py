@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import pytest
 from builders import make_limits, make_request
 from invariants import check_scheduler
 from virtual import run_in_virtual_time
@@ -255,5 +256,46 @@ def test_a_closed_driver_ticks_no_more() -> None:
         stage.driver.close()
         await asyncio.sleep(5)
         assert stage.ticks == []
+
+    run_in_virtual_time(main())
+
+
+def test_reads_are_looked_at_in_their_order_when_all_have_been_passed_on() -> None:
+    async def main() -> None:
+        stage, seen = Stage(), list[tuple[bytes, float]]()
+        for data in (b"a", b"b"):
+            stage.driver.note(lambda read, at: seen.append((read, at)), data)
+        assert seen == []
+        await asyncio.sleep(0)
+        assert seen == [(b"a", 0.0), (b"b", 0.0)]
+
+    run_in_virtual_time(main())
+
+
+def test_what_was_read_before_is_told_before_anything_that_happens_later() -> None:
+    async def main() -> None:
+        stage, told = Stage(), list[str]()
+        stage.stream("a")
+        stage.submit("b")
+        stage.loop.call_later(1, stage.driver.note, lambda *_: told.append("read"), b"")
+        await asyncio.sleep(2)
+        stage.driver.note(lambda *_: told.append("last read"), b"")
+        stage.driver.end("a")
+        assert told == ["read", "last read"]
+        assert stage.log[-1] == "2.000000 dispatch b e0"
+        stage.driver.end("b")
+        stage.check_nothing_left()
+
+    run_in_virtual_time(main())
+
+
+def test_a_fault_in_one_look_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        stage, seen = Stage(), list[bytes]()
+        stage.driver.note(lambda *_: 1 / 0, b"")  # type: ignore[arg-type]
+        stage.driver.note(lambda read, _: seen.append(read), b"b")
+        await asyncio.sleep(0)
+        assert seen == [b"b"]
+        assert "ZeroDivisionError" in caplog.text
 
     run_in_virtual_time(main())

@@ -190,6 +190,39 @@ async def test_an_event_leaves_before_the_engine_makes_the_next() -> None:
             assert await response.content.readany() == b""
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 50, 1000])
+async def test_chunks_of_any_shape_reach_the_client_as_such_of_one_shape(size: int) -> None:
+    """However the engine's bytes are cut: the one shape is that of nearly all, which pass as they are."""
+    shapes = [
+        chunk(token("a")),
+        b"1;a=b\r\nd\r\n",
+        b"00000a\r\nata: {}\n\n:\r\n",
+        b"A\r\ndata: x\n\n:\r\n",
+        chunk(DONE),
+    ]
+
+    async def script(call: Call) -> None:
+        sent = b"".join(shapes) + b"0\r\nX-Trailer: 1\r\n\r\n"
+        await call.begin()
+        for part in (
+            [sent[at : at + size] for at in range(0, len(sent), size)] if size < 1000 else [*shapes, sent[-19:]]
+        ):
+            await call.send(part)
+            await asyncio.sleep(0)
+
+    async with scripted_engine(script) as engine, live_proxy(engine) as proxy:
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(raw_post(STREAMED))
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+        body = b""
+        while length := int(await reader.readline(), 16):
+            data = await reader.readexactly(length + 2)
+            body += data[:-2]
+        assert await reader.readline() == b"\r\n"
+        assert body == token("a") + b"data: {}\n\n:" + b"data: x\n\n:" + DONE
+        writer.close()
+
+
 async def test_the_head_goes_out_before_the_first_token() -> None:
     async def script(call: Call) -> None:
         await call.begin()

@@ -1,16 +1,21 @@
 """What counts as a token, and which gaps its coming ends: bytes and times in, a report out."""
 
+import json
 import sys
 from itertools import pairwise
 from types import FrameType
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scripted_engine import DONE, delta, event, last, token, usage
 
 from proxy.core.request import STRICT
 from proxy.server.meter import StreamMeter
 from proxy.telemetry.metrics import TbtHistogram
 from proxy.telemetry.report import RequestReport, TokenTimes
+from proxy.wire.openai import read_chunk
+from proxy.wire.sse import EventSplitter
 
 ROLE = delta(role="assistant", content="")
 
@@ -130,6 +135,46 @@ def test_one_byte_per_read_changes_no_count() -> None:
     assert metered.times.gap_count == 1
     assert metered.meter.done
     assert (metered.report.prompt_tokens, metered.report.completion_tokens) == (4, 2)
+
+
+def compact(text: str, **more: object) -> bytes:
+    """A chunk as vLLM writes it."""
+    told = {"id": "c", "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None, **more}]}
+    return b"data: " + json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode(errors="replace") + b"\n\n"
+
+
+chunks = st.one_of(
+    st.text(max_size=4).map(compact),
+    st.text(max_size=4).map(token),
+    st.sampled_from(
+        [ROLE, DONE, b": ping\n\n", b"\n", b"data: {\n\n", compact("a").replace(b"\n", b"\r"), compact("a")[:-1]]
+    ),
+    st.sampled_from(
+        [compact("a", token_ids=[1, 2]), compact("a", finish_reason="stop"), compact("\\").replace(b"\\", b"")]
+    ),
+)
+
+
+@given(st.lists(chunks, max_size=12), st.data())
+@settings(max_examples=400, deadline=None)
+def test_however_a_stream_is_cut_each_read_has_the_tokens_of_the_events_that_it_completes(
+    parts: list[bytes], data: st.DataObject
+) -> None:
+    """As a splitter and a decoder have them that know nothing of the events before."""
+    if data.draw(st.booleans(), label="each event is a read"):
+        reads = parts
+    else:
+        stream = b"".join(parts)
+        cuts = sorted(data.draw(st.sets(st.integers(0, len(stream)), max_size=10)))
+        reads = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    metered, splitter, expected = Metered(), EventSplitter(), []
+    for now, read in enumerate(reads):
+        metered.read((float(now), read))
+        views = [read_chunk(payload) for payload in splitter.feed(read)]
+        if tokens := sum(view.visible or view.held_back for view in views):
+            expected.append(("r", tokens, float(now)))
+        assert metered.meter.at_boundary == splitter.at_boundary
+    assert metered.told == expected
 
 
 def test_a_held_back_token_is_a_sign_of_life_but_shows_nothing() -> None:

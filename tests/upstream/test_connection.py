@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import accumulate
 from math import inf
 
 import pytest
@@ -13,6 +14,7 @@ from scripted_engine import Call, chunk, head, scripted_engine
 
 from proxy.upstream.client import EngineAnswer, EngineClient, EngineError, Timeouts
 from proxy.upstream.connection import Connection, Watch
+from proxy.wire import chunks
 from proxy.wire.errors import UpstreamFailure
 
 PATH = "/v1/completions"
@@ -103,15 +105,18 @@ async def test_a_whole_answer_in_pieces_of_any_size(data: bytes, body: bytes, re
 def test_a_pump_gives_the_bytes_that_a_reader_gets(pieces: list[bytes], data: st.DataObject) -> None:
     """Whatever the reads' cuts, and whenever the pump starts."""
     wire = head("200 OK", "Transfer-Encoding: chunked") + b"".join(map(chunk, pieces)) + b"0\r\n\r\n"
-    cuts = sorted(data.draw(st.sets(st.integers(1, len(wire) - 1), max_size=10)))
+    between = list(accumulate([len(head("200 OK", "Transfer-Encoding: chunked")), *(len(chunk(p)) for p in pieces)]))
+    anywhere = st.integers(1, len(wire) - 1)
+    cuts = sorted(data.draw(st.sets(st.one_of(anywhere, st.sampled_from(between)), max_size=10)))
     reads = [wire[a:b] for a, b in zip([0, *cuts], [*cuts, len(wire)], strict=True)]
     start = data.draw(st.integers(0, len(reads)))
 
     async def main() -> bytes:
         got: list[bytes] = []
 
-        def sink(read: bytes) -> bool:
-            got.append(read)
+        def sink(data: bytes, read: bytes | None) -> bool:
+            assert read is None or read == chunks.chunk(data)
+            got.append(data)
             return True
 
         async with asked() as (connection, _, answer):
@@ -126,6 +131,55 @@ def test_a_pump_gives_the_bytes_that_a_reader_gets(pieces: list[bytes], data: st
             return b"".join(got)
 
     assert asyncio.run(main()) == b"".join(pieces)
+
+
+ODD = [
+    *(b"0\r\n\r\n", b"0\r\nX-Trailer: 1\r\n\r\n", b"00\r\n\r\n", b"02\r\nok\r\n", b"A\r\n0123456789\r\n"),
+    *(b"2;a=b\r\nok\r\n", b'2;a="\r\n"\r\nok\r\n', b"2 \r\nok\r\n", b" 2\r\nok\r\n", b"0x2\r\nok\r\n", b"+2\r\nok\r\n"),
+    *(
+        b"3\r\nok\r\n",
+        b"1\r\nok\r\n",
+        b"2\nok\n",
+        b"2\r\nokX\n",
+        b"2\r\n",
+        b"ok\r\n",
+        b"\r\n",
+        b"g\r\nok\r\n",
+        b"HTTP/1.1 ",
+    ),
+]
+"""What a chunk of ours is not; some of it is none at all."""
+
+
+@given(st.lists(st.one_of(st.binary(min_size=1, max_size=20).map(chunk), st.sampled_from(ODD)), max_size=8))
+@settings(max_examples=300, deadline=None)
+def test_a_chunk_that_is_a_read_of_its_own_is_taken_as_its_parser_takes_it(parts: list[bytes]) -> None:
+    """And where the parser refuses what comes before it, or finds its end there, it is taken no more."""
+    begins = head("200 OK", "Transfer-Encoding: chunked")
+
+    async def found(*reads: bytes) -> tuple[object, ...]:
+        got = b""
+
+        def sink(data: bytes, _: bytes | None) -> bool:
+            nonlocal got
+            got += data
+            return True
+
+        async with asked() as (connection, _, answer):
+            connection.data_received(begins)
+            pump = asyncio.ensure_future(answer.pump(sink, never))
+            await asyncio.sleep(0)
+            for read in reads:
+                connection.data_received(read)
+            connection.connection_lost(None)
+            (failure,) = await asyncio.gather(pump, return_exceptions=True)
+            return got, str(failure), connection.closed
+
+    async def main() -> None:
+        whole = b"".join(parts)
+        assert await found(*parts) == await found(*([whole] if whole else []))
+
+    asyncio.run(main())
 
 
 async def test_a_body_that_the_connection_ends() -> None:
@@ -216,7 +270,7 @@ async def test_a_client_that_does_not_keep_up_stops_the_engine_until_it_has() ->
     got: list[bytes] = []
     slow, drained = True, asyncio.Event()
 
-    def sink(data: bytes) -> bool:
+    def sink(data: bytes, _: bytes | None) -> bool:
         got.append(data)
         return not slow
 
@@ -237,7 +291,7 @@ async def test_a_client_that_does_not_keep_up_stops_the_engine_until_it_has() ->
 async def test_while_the_client_is_waited_for_the_engine_is_not_silent() -> None:
     drained = asyncio.Event()
 
-    def sink(_: bytes) -> bool:
+    def sink(*_: object) -> bool:
         return drained.is_set()
 
     async with asked(idle=0.05) as (connection, _, answer):
@@ -254,14 +308,14 @@ async def test_a_silent_engine_ends_a_pump() -> None:
     async with asked(idle=0.05) as (connection, _, answer):
         connection.data_received(head("200 OK", "Content-Length: 2") + b"a")
         with pytest.raises(EngineError) as caught:
-            await answer.pump(lambda _: True, never)
+            await answer.pump(lambda *_: True, never)
         assert caught.value.failure is UpstreamFailure.TIMED_OUT
 
 
 async def test_what_the_sink_raises_comes_out_of_the_pump_and_not_out_of_the_loop() -> None:
     calls = 0
 
-    def sink(_: bytes) -> bool:
+    def sink(*_: object) -> bool:
         nonlocal calls
         calls += 1
         raise ConnectionResetError

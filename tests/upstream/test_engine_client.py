@@ -317,7 +317,7 @@ async def test_who_leaves_while_the_rest_of_a_whole_answer_waits_for_it_leaves_a
 
     async def leave(client: EngineClient, url: str) -> None:
         async with client.send(url, "POST", PATH, (), b"{}") as response:
-            await response.pump(lambda _: False, drain)
+            await response.pump(lambda *_: False, drain)
 
     async with scripted_engine() as engine, client_of(idle=0.5) as client:
         leaving = asyncio.ensure_future(leave(client, engine.url))
