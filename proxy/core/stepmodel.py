@@ -51,6 +51,8 @@ _NOISE_SECONDS = 2e-3
 _HUBER_DEVIATIONS = 2.0
 _FORGETTING = 0.999
 _SOLVE_EVERY = 8
+_JUDGE_AFTER = 4
+"""Errors are judged as often, so many steps later: what takes long at once is what tokens wait for."""
 _YOUNG_STEPS = 64
 """The first steps tell most: each of them is learnt from at once.
 
@@ -133,7 +135,7 @@ class StepErrors:
 
     def __init__(self) -> None:
         self._residuals: deque[float] = deque(maxlen=_ERRORS)
-        self._seen = 0
+        self._seen = self._judged = 0
         self.p95 = self.p99 = self.mean = self.median = _ERROR_PRIOR
         self.early_p95 = _ERROR_PRIOR
         """95th percentile of how much shorter they took than predicted; never negative."""
@@ -146,8 +148,9 @@ class StepErrors:
 
     def judge(self) -> None:
         """Draw the figures anew."""
-        if not self._residuals:
+        if self._seen == self._judged:
             return
+        self._judged = self._seen
         residuals = sorted(self._residuals)
         self.p95, self.p99 = (max(0.0, residuals[ceil(share * len(residuals)) - 1]) for share in (0.95, 0.99))
         self.early_p95 = max(0.0, -residuals[len(residuals) // 20])
@@ -161,7 +164,7 @@ class StepErrors:
     def restore(self, figures: ErrorFigures) -> None:
         """Begin anew with what others were like."""
         self._residuals.clear()
-        self._seen = 0
+        self._seen = self._judged = 0
         self.p95, self.p99, self.mean, self.median = figures.p95, figures.p99, figures.mean, figures.median
         self.early_p95 = figures.p95
 
@@ -264,10 +267,9 @@ class OnlineStepModel:
             for j in range(i + 1):
                 row[j] = _FORGETTING * row[j] + wx * x[j]
         self.steps += 1
-        due = self.steps % _SOLVE_EVERY == 0
-        if due or self.steps < _YOUNG_STEPS:
+        if self.steps % _SOLVE_EVERY == 0 or self.steps < _YOUNG_STEPS:
             self._solve()
-        if due:
+        if self.steps % _SOLVE_EVERY == _JUDGE_AFTER:
             self.prompt_errors.judge()
             self.decode_errors.judge()
 
@@ -332,10 +334,12 @@ def _solve_positive_definite(matrix: list[list[float]], vector: list[float]) -> 
     """Gaussian elimination without pivoting, which a positive definite matrix does not need; both are consumed."""
     size = len(vector)
     for k in range(size):
+        pivot = matrix[k]
         for i in range(k + 1, size):
-            factor = matrix[i][k] / matrix[k][k]
-            for j in range(k, size):
-                matrix[i][j] -= factor * matrix[k][j]
+            row = matrix[i]
+            factor = row[k] / pivot[k]
+            for j in range(k + 1, size):  # what is left of the diagonal is not looked at again
+                row[j] -= factor * pivot[j]
             vector[i] -= factor * vector[k]
     solution = [0.0] * size
     for k in reversed(range(size)):
