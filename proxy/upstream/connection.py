@@ -244,7 +244,9 @@ class EngineAnswer:
 
     @property
     def headers(self) -> CIMultiDictProxy[str]:
-        """As text, in which bytes that are not UTF-8 are kept as surrogates."""
+        """As text, in which bytes that are not UTF-8 are kept as surrogates; none until the head has come whole."""
+        if not self.status:
+            return CIMultiDictProxy(CIMultiDict())
         if self._headers is None:
             decoded = [
                 (name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
