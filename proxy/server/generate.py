@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import logging
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from random import Random
@@ -117,7 +117,7 @@ class Generator:
             forwarded = self._forwarded(request, client_id)
             if (model := self.aliases.get(view.model)) is not None:
                 body.sent = body.plain = rename_model(body.plain, model)
-                view = replace(view, model=model)
+                view = view._replace(model=model)
                 forwarded.popall("Content-Encoding", None)
             self._note(report, view)
             if caller is not None:

@@ -90,7 +90,8 @@ class Fingerprinter:
 
         Of a very long body the ends and the length must do: the loop has others to serve.
         """
-        name, ends = path.encode("utf-8", "surrogateescape"), (body[:_END_BYTES], body[-_END_BYTES:])
+        name = path.encode("utf-8", "surrogateescape")
+        ends = (body,) if len(body) <= 2 * _END_BYTES else (body[:_END_BYTES], body[-_END_BYTES:])
         # Each part by its length, so that none can pass for the end of another.
         sizes = b"%d:%d:%d:" % (len(name), len(credentials), len(body))
         return blake2b(b"".join((sizes, name, credentials, *ends)), key=self._key[:64], digest_size=16).digest()

@@ -61,6 +61,8 @@ class Tenants:
                 told = f"{TENANT_HEADER} must be 1 to 64 letters, digits, '.', '_' and '-'"
                 raise BadRequest(told, param=TENANT_HEADER)
             return name
+        if not self.names and self.source is not TenantSource.KEY:
+            return ""
         key = presented_key(headers)
         if not key:
             return ""

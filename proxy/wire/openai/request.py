@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,8 +24,7 @@ class BadRequest(ValueError):  # noqa: N818 - the status's own name
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
+class RequestView(NamedTuple):
     """The fields of a generation request that decide its place in the queue."""
 
     model: str
