@@ -11,7 +11,7 @@ import re
 _XARGS = "vllm_xargs"
 _TBT = "slai_tbt_ms"
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
-_OBJECT = re.compile(rb"\s*:\s*\{")
+_VALUE = re.compile(rb"\s*:\s*(\{)?")
 _END = re.compile(rb"\s*\}")
 
 
@@ -51,6 +51,7 @@ def _last_object(body: bytes) -> int | None:
         elif token[0] in b"}]":
             depth -= 1
         elif depth == 1 and token[0] == b'"%b"' % _XARGS.encode():
-            value = _OBJECT.match(body, position)
-            found = None if value is None else value.end()
+            value = _VALUE.match(body, position)
+            if value is not None:  # or else it is itself the value of another member
+                found = value.end() if value[1] else None
     return found

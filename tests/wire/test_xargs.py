@@ -47,6 +47,7 @@ def test_it_is_told_where_the_client_tells_none_and_all_else_stays(
         (b"{ }", b'{"vllm_xargs":{"slai_tbt_ms":100} }'),
         (b'{"vllm_xargs" : { }}', b'{"vllm_xargs" : {"slai_tbt_ms":100 }}'),
         (b'{"vllm_xargs":{"a":[{}]}}', b'{"vllm_xargs":{"slai_tbt_ms":100,"a":[{}]}}'),
+        (b'{"vllm_xargs":{},"a":"vllm_xargs"}', b'{"vllm_xargs":{"slai_tbt_ms":100},"a":"vllm_xargs"}'),
         (b'{"vllm_xargs":null}', b'{"vllm_xargs":null}'),
         (b'{"vllm_xargs":{"slai_tbt_ms":7}}', b'{"vllm_xargs":{"slai_tbt_ms":7}}'),
         (b'{"vllm_xargs":{"slai\\u005ftbt_ms":7}}', b'{"vllm_xargs":{"slai\\u005ftbt_ms":7}}'),
