@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from proxy.core.actions import Action, Cut, Dispatch, Reject, Slice
 from proxy.core.codec import LONGEST_TEXT
@@ -54,8 +54,7 @@ class Stage(StrEnum):
     ENDED = "ended"
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """Something in the life of a request."""
 
     at: float
@@ -235,7 +234,8 @@ class Chronicle:
         """Take down an event and what the scheduler made of it; see ``Observe``."""
         match event:
             case Arrived(request, arrived_at):
-                story = self._stories.setdefault(request.id, Story(request.id))
+                if (story := self._stories.get(request.id)) is None:
+                    story = self._stories[request.id] = Story(request.id)
                 story.take_in(request, now if arrived_at is None else arrived_at, now)
             case Tokenized(request_id, prompt_tokens) if (known := self._stories.get(request_id)) is not None:
                 known.prompt_tokens = prompt_tokens

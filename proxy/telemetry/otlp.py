@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING
 
+from proxy.telemetry.otlpspans import export_request
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+    from types import ModuleType
 
     from opentelemetry.sdk.metrics.export import MetricExporter
     from opentelemetry.sdk.trace.export import SpanExporter
+
+    from proxy.telemetry.otlpspans import EndedSpan
 
 _HTTP, _GRPC = "http/protobuf", "grpc"
 _INTERVAL_MS = 60_000
@@ -22,6 +28,17 @@ _INTERVAL_MS = 60_000
 
 class TelemetryUnavailableError(RuntimeError):
     """Traces or metrics were asked for in a way that is not known, or the package that sends them is not installed."""
+
+
+class _Written:
+    """Stands for the message that spans are sent by, which the exporter by HTTP wants for nothing but its bytes."""
+
+    def __init__(self, spans: Sequence[EndedSpan]) -> None:
+        self._bytes = export_request(spans)
+
+    def SerializePartialToString(self) -> bytes:  # noqa: N802 - protobuf's name
+        """Return them."""
+        return self._bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +55,12 @@ class Otlp:
         Raises:
             TelemetryUnavailableError: it cannot be had.
         """
-        if not self._wanted("TRACES"):
+        if (exporters := self._exporters("TRACES", "trace_exporter")) is None:
             return None
-        try:
-            if self._protocol("TRACES") == _GRPC:
-                from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as ByGrpc
-
-                spans: SpanExporter = ByGrpc(endpoint=self._base)
-                return spans
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as ByHttp
-
-            return ByHttp(endpoint=self._base and f"{self._base}/v1/traces")
-        except ImportError as error:
-            raise self._missing("TRACES") from error
+        # Should they come to look for it elsewhere, they encode our spans themselves, as any: that takes long, no more.
+        vars(exporters)["encode_spans"] = _message if self._protocol("TRACES") == _GRPC else _Written
+        spans: SpanExporter = exporters.OTLPSpanExporter(endpoint=self._address("TRACES"))
+        return spans
 
     def metrics(self) -> MetricExporter | None:
         """Return what sends metrics; ``None``: nobody wants them.
@@ -58,19 +68,10 @@ class Otlp:
         Raises:
             TelemetryUnavailableError: it cannot be had.
         """
-        if not self._wanted("METRICS"):
+        if (exporters := self._exporters("METRICS", "metric_exporter")) is None:
             return None
-        try:
-            if self._protocol("METRICS") == _GRPC:
-                from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as ByGrpc
-
-                metrics: MetricExporter = ByGrpc(endpoint=self._base)
-                return metrics
-            from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as ByHttp
-
-            return ByHttp(endpoint=self._base and f"{self._base}/v1/metrics")
-        except ImportError as error:
-            raise self._missing("METRICS") from error
+        metrics: MetricExporter = exporters.OTLPMetricExporter(endpoint=self._address("METRICS"))
+        return metrics
 
     @property
     def interval_seconds(self) -> float:
@@ -84,10 +85,10 @@ class Otlp:
             raise TelemetryUnavailableError(f"OTEL_METRIC_EXPORT_INTERVAL={told} is no number of milliseconds")
         return int(told) / 1000
 
-    @property
-    def _base(self) -> str | None:
-        """The collector's address, as the flag has it; one that ends with the path of traces is that of before."""
-        return self.endpoint and self.endpoint.rstrip("/").removesuffix("/v1/traces")
+    def _address(self, signal: str) -> str | None:
+        """The collector's, as the flag has it; one that ends with the path of traces is that of before."""
+        base = self.endpoint and self.endpoint.rstrip("/").removesuffix("/v1/traces")
+        return base if self._protocol(signal) == _GRPC else base and f"{base}/v1/{signal.lower()}"
 
     def _wanted(self, signal: str) -> bool:
         if self.environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
@@ -109,9 +110,21 @@ class Otlp:
             raise TelemetryUnavailableError(f"{of_all}={chosen}: it can be {_HTTP} or {_GRPC}")
         return chosen
 
-    def _missing(self, signal: str) -> TelemetryUnavailableError:
-        extra = "otlp-grpc" if self._protocol(signal) == _GRPC else "otlp"
-        return TelemetryUnavailableError(f"OpenTelemetry needs: pip install 'slai-proxy[{extra}]'")
+    def _exporters(self, signal: str, module: str) -> ModuleType | None:
+        """Return OpenTelemetry's module for the protocol, if the signal is wanted."""
+        if not self._wanted(signal):
+            return None
+        package, extra = ("grpc", "otlp-grpc") if self._protocol(signal) == _GRPC else ("http", "otlp")
+        try:
+            return import_module(f"opentelemetry.exporter.otlp.proto.{package}.{module}")
+        except ImportError as error:
+            raise TelemetryUnavailableError(f"OpenTelemetry needs: pip install 'slai-proxy[{extra}]'") from error
+
+
+def _message(spans: Sequence[EndedSpan]) -> object:
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    return ExportTraceServiceRequest.FromString(export_request(spans))
 
 
 def otlp(endpoint: str | None) -> Otlp:

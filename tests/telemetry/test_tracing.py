@@ -164,6 +164,31 @@ def test_a_traceparent_that_is_none_begins_a_new_trace(
     assert only(exporter).parent is None
 
 
+def test_what_is_not_sampled_is_told_to_the_engine_as_such(
+    exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    tracing, headers, report = Tracing(SimpleSpanProcessor(exporter)), {"traceparent": TRACEPARENT}, a_report()
+    report.trace = tracing.begin(headers, "/v1/completions", 0)
+    tracing.attempt(report, headers)
+    tracing.end(report.trace, report, 103.0, 1)
+    assert exporter.get_finished_spans() == ()
+    assert headers["traceparent"].startswith(f"00-{TRACE_ID}-")
+    assert headers["traceparent"].endswith("-00")
+
+
+def test_limits_of_the_environment_hold(exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "3")
+    monkeypatch.setenv("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "4")
+    monkeypatch.setenv("OTEL_SPAN_EVENT_COUNT_LIMIT", "1")
+    finish(Tracing(SimpleSpanProcessor(exporter)), a_report())
+    span = only(exporter)
+    assert len(span.attributes or {}) == 3
+    assert span.dropped_attributes == 19
+    assert (len(span.events), span.dropped_events) == (1, 1)
+    assert all(len(value) <= 4 for value in (span.attributes or {}).values() if isinstance(value, str))
+
+
 def test_without_an_exporter_there_is_nothing() -> None:
     tracing = Tracing()
     span = tracing.begin({"traceparent": TRACEPARENT}, "/v1/completions", 0)

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import Counter
+from prometheus_client.registry import Collector
 
 from proxy.telemetry.metrics.names import Name
-from proxy.telemetry.metrics.pooled import Pool, PoolCollector, Pooled, PooledHistogram
+from proxy.telemetry.metrics.pooled import Made, Pool, PoolCollector, PooledHistogram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from prometheus_client import CollectorRegistry
+    from prometheus_client import CollectorRegistry, Metric
 
 
-class Counters(dict[tuple[str, ...], Counter]):
-    """Counters by the values of their labels, each made when it is first asked for.
+class CountsCollector(Collector):
+    """Exposes what only grows. The library's own counter takes a lock for each step."""
 
-    The library finds one by making strings of all values and taking a lock, and a request asks for half a dozen.
-    """
+    def __init__(self, name: Name, counts: Pool[float]) -> None:
+        self._name = name
+        self._counts = counts
 
-    def __init__(self, counter: Counter) -> None:
-        super().__init__()
-        self._counter = counter
-
-    def __missing__(self, labels: tuple[str, ...]) -> Counter:
-        made = self[labels] = self._counter.labels(*labels)
-        return made
-
-    def forget(self, label: str, value: str) -> None:
-        """Show no more of those of which a label has this value."""
-        self._counter.remove_by_labels({label: value})
-        self.clear()
+    def collect(self) -> Iterator[Metric]:
+        """Give the one family."""
+        yield self._name.family(self._counts.copy().items(), counts=True)  # the loop adds to them
 
 
 class Instruments:
@@ -42,15 +34,13 @@ class Instruments:
         self.registry = registry
         self.names: list[Name] = []
 
-    def counter(self, name: str, description: str, unit: str = "") -> Counter:
-        """Make what only grows."""
-        made = self.note(Name(name, description, unit))
-        return Counter(made.prometheus, description, registry=self.registry)
-
-    def counters(self, name: str, description: str, labels: tuple[str, ...]) -> Counters:
-        """Make some, one for each set of values of the labels."""
-        made = self.note(Name(name, description, labels=labels))
-        return Counters(Counter(made.prometheus, description, made.prometheus_labels, registry=self.registry))
+    def counts(self, name: str, description: str, labels: tuple[str, ...] = (), unit: str = "") -> Pool[float]:
+        """Make what only grows, one for each set of values of the labels."""
+        counts = Pool(float)
+        if not labels:
+            counts[()] = 0.0
+        self.registry.register(CountsCollector(self.note(Name(name, description, unit, labels)), counts))
+        return counts
 
     def histograms(
         self, name: str, description: str, edges: tuple[float, ...], labels: tuple[str, ...] = ()
@@ -58,7 +48,7 @@ class Instruments:
         """Make histograms of seconds, one for each set of values of the labels."""
         return self.pool(Name(name, description, "s", labels), lambda: PooledHistogram(edges))
 
-    def pool(self, name: Name, make: Callable[[], Pooled]) -> Pool[Pooled]:
+    def pool(self, name: Name, make: Callable[[], Made]) -> Pool[Made]:
         """Make histograms of a kind."""
         pool = Pool(make)
         self.registry.register(PoolCollector(self.note(name), pool))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from proxy.telemetry.metrics.names import Name
 
-Pooled = TypeVar("Pooled", bound="PooledHistogram")
+Made = TypeVar("Made")
 
 
 def binned(gaps: array[float]) -> list[int]:
@@ -43,15 +43,16 @@ class PooledHistogram:
         self.edges = edges
         self.counts = [0] * (len(edges) + 1)
         self.sum = 0.0
-        self.exemplars: dict[int, Exemplar] = {}
-        """By the bucket: the last trace of what fell into it."""
+        self.exemplars: dict[int, tuple[dict[str, str], float, float]] = {}
+        """By the bucket: the last trace of what fell into it, its value, and the time."""
 
     def observe(self, seconds: float, trace: dict[str, str] | None = None) -> None:
         """Count one; ``trace``: in which it can be looked at."""
-        self.counts[bisect_left(self.edges, seconds)] += 1
+        bucket = bisect_left(self.edges, seconds)
+        self.counts[bucket] += 1
         self.sum += seconds
         if trace is not None:
-            self.exemplify(seconds, trace)
+            self.exemplars[bucket] = trace, seconds, time.time()
 
     def add(self, counts: list[int], seconds: float) -> None:
         """Count many at once, ``binned``; ``seconds``: all of them together."""
@@ -61,7 +62,7 @@ class PooledHistogram:
     def exemplify(self, seconds: float, trace: dict[str, str] | None) -> None:
         """Name a trace in which one like this can be looked at."""
         if trace is not None:
-            self.exemplars[bisect_left(self.edges, seconds)] = Exemplar(trace, seconds, time.time())
+            self.exemplars[bisect_left(self.edges, seconds)] = trace, seconds, time.time()
 
     def buckets(self) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
         """Cumulated, as Prometheus has them."""
@@ -69,7 +70,7 @@ class PooledHistogram:
         told = (*map(floatToGoString, self.edges), "+Inf")
         for number, (edge, total) in enumerate(zip(told, accumulate(self.counts), strict=True)):
             exemplar = self.exemplars.get(number)
-            found.append((edge, total) if exemplar is None else (edge, total, exemplar))
+            found.append((edge, total) if exemplar is None else (edge, total, Exemplar(*exemplar)))
         return found
 
 
@@ -87,14 +88,14 @@ class TbtHistogram(PooledHistogram):
         self.causes[cause] += 1
 
 
-class Pool(dict[tuple[str, ...], Pooled]):
-    """Histograms by the values of their labels, each made when it is first asked for."""
+class Pool(dict[tuple[str, ...], Made]):
+    """What is counted, by the values of its labels; each is made when it is first asked for."""
 
-    def __init__(self, make: Callable[[], Pooled]) -> None:
+    def __init__(self, make: Callable[[], Made]) -> None:
         super().__init__()
         self._make = make
 
-    def __missing__(self, labels: tuple[str, ...]) -> Pooled:
+    def __missing__(self, labels: tuple[str, ...]) -> Made:
         made = self[labels] = self._make()
         return made
 
@@ -105,7 +106,7 @@ class Pool(dict[tuple[str, ...], Pooled]):
 
 
 class PoolCollector(Collector):
-    """Exposes them."""
+    """Exposes histograms."""
 
     def __init__(self, name: Name, pool: Pool[Any]) -> None:
         self._name = name

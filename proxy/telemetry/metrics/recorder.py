@@ -24,7 +24,7 @@ from proxy.telemetry.metrics.names import (
     Name,
 )
 from proxy.telemetry.metrics.pooled import TbtHistogram
-from proxy.telemetry.metrics.served import Served
+from proxy.telemetry.metrics.served import Served, fared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from proxy.core.fleet import Member
     from proxy.core.promptsize import PromptSizes
     from proxy.core.scheduler import Scheduler
+    from proxy.telemetry.metrics.served import Fared
     from proxy.telemetry.report import RequestReport
 
 _CAUSES: dict[type[Event] | None, str] = {
@@ -46,6 +47,7 @@ _CAUSES: dict[type[Event] | None, str] = {
 }
 """What made the scheduler release something: anything else tells of an engine, or of the settings."""
 _ENGINE = "engine"
+_RELEASED: dict[type[Action], str] = {Dispatch: "prompt", Slice: "slice"}
 _GENAI = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "class")
 
 
@@ -83,18 +85,14 @@ class Metrics:
             "slai.request.tbt.p99", "99th percentile of a request's TBT", TBT_EDGES, of_class
         )
         self._queue = made.histograms("slai.queue.duration", "Arrival to dispatch", QUEUE_EDGES, of_class)
-        self._requests = made.counters("slai.requests", "Generation requests by outcome", ("class", "outcome"))
-        self._reasons = made.counters("slai.failures", "Requests refused or failed, by reason", ("reason",))
-        self._access = made.counters("slai.access.refusals", "Requests not let in, by reason", ("reason",))
-        self._deadlines = made.counters(
+        self._requests = made.counts("slai.requests", "Generation requests by outcome", ("class", "outcome"))
+        self._reasons = made.counts("slai.failures", "Requests refused or failed, by reason", ("reason",))
+        self._access = made.counts("slai.access.refusals", "Requests not let in, by reason", ("reason",))
+        self._deadlines = made.counts(
             "slai.deadlines", "Deadlines that fell due, by kind: ttft or tbt", ("class", "kind")
         )
-        self._misses = made.counters(
-            "slai.deadline.misses", "Deadlines missed, by kind: ttft or tbt", ("class", "kind")
-        )
-        self._tokens = made.counters(
-            "slai.tokens", "Prompt and output tokens of ended requests", ("class", "direction")
-        )
+        self._misses = made.counts("slai.deadline.misses", "Deadlines missed, by kind: ttft or tbt", ("class", "kind"))
+        self._tokens = made.counts("slai.tokens", "Prompt and output tokens of ended requests", ("class", "direction"))
         self._tbt = made.pool(Name("slai.tbt", "Gaps between tokens of all streams", "s", of_class), TbtHistogram)
         self._readings.watch(
             Name("slai.tbt.breaches", "Tokens later than their deadline, by cause", labels=("class", "cause")),
@@ -104,16 +102,16 @@ class Metrics:
 
         self._by_engine = Served(made, "engine", ("engine", "model"))
         self._by_tenant = Served(made, "tenant", ("tenant",))
-        self._tenant_requests = made.counters("slai.tenant.requests", "Requests by tenant", ("tenant", "outcome"))
-        self._tenant_tokens = made.counters("slai.tenant.tokens", "Tokens by tenant", ("tenant", "direction"))
+        self._tenant_requests = made.counts("slai.tenant.requests", "Requests by tenant", ("tenant", "outcome"))
+        self._tenant_tokens = made.counts("slai.tenant.tokens", "Tokens by tenant", ("tenant", "direction"))
 
-        self._slices = made.counter("slai.slices", "Slices of prompts sent ahead")
-        self._slice_tokens = made.counter("slai.slice.tokens", "New prompt tokens in slices")
-        self._slice_bytes = made.counter("slai.slice.bytes", "Bodies of slices", unit="By")
-        self._slice_hits = made.counters(
+        self._slices = made.counts("slai.slices", "Slices of prompts sent ahead")
+        self._slice_tokens = made.counts("slai.slice.tokens", "New prompt tokens in slices")
+        self._slice_bytes = made.counts("slai.slice.bytes", "Bodies of slices", unit="By")
+        self._slice_hits = made.counts(
             "slai.slice.prefix.tokens", "Prompt tokens before a slice, by whether it found them cached", ("cached",)
         )
-        self._releases = made.counters(
+        self._releases = made.counts(
             "slai.releases", "Prompts and slices released, by what made it the time for them", ("what", "cause")
         )
         self._decisions = made.histograms("slai.decision.duration", "Time for one decision", DECISION_EDGES)[()]
@@ -135,10 +133,10 @@ class Metrics:
         for name in class_names:  # so that the series exist before the first event
             self._tbt.setdefault((name,), TbtHistogram())
             for outcome in Outcome:
-                self._requests[name, outcome.value].inc(0)
+                self._requests[name, outcome.value] += 0
             for kind in ("ttft", "tbt"):
-                self._misses[name, kind].inc(0)
-                self._deadlines[name, kind].inc(0)
+                self._misses[name, kind] += 0
+                self._deadlines[name, kind] += 0
 
     def tbt(self, class_name: str) -> TbtHistogram:
         """The pooled TBT of a configured class."""
@@ -146,63 +144,58 @@ class Metrics:
 
     def record(self, report: RequestReport) -> None:
         """Record a request that has ended."""
-        name = report.request_class.name
+        name, model = report.request_class.name, self._known_model(report.model)
         outcome = report.outcome or Outcome.ENGINE_FAILED
-        completed = outcome is Outcome.COMPLETED and report.ended_at is not None
-        trace = None if report.trace is None else report.trace.exemplar
-        times, model = report.times, self._known_model(report.model)
-        self._requests[name, outcome.value].inc()
+        found = fared(report)
+        trace = found.trace
+        self._requests[name, outcome.value] += 1
         if report.reason is not None:
-            self._reasons[report.reason,].inc()
-        if report.queue_seconds is not None:
-            self._queue[name,].observe(report.queue_seconds, trace)
-        for kind, due, missed in report.deadlines():
-            if due:
-                self._deadlines[name, kind].inc(due)
-                self._misses[name, kind].inc(missed)
-        if times.gap_count:
-            self._tbt[name,].exemplify(times.gap_max, trace)
+            self._reasons[report.reason,] += 1
+        if found.waited is not None:
+            self._queue[name,].observe(found.waited, trace)
+        for kind, due, missed in found.due:
+            self._deadlines[name, kind] += due
+            self._misses[name, kind] += missed
+        if found.gaps is not None:
+            self._tbt[name,].exemplify(found.gap_max, trace)
         if report.engine_id is not None:
             self._engines.add(report.engine_id)
-            self._by_engine.record((report.engine_id, model), report, trace, completed=completed)
+            self._by_engine.record((report.engine_id, model), found)
         if self._tenant_names:
-            self._record_tenant(report, outcome, trace, completed=completed)
-        if not completed:
+            self._record_tenant(report, outcome, found)
+        if not found.completed:
             return
         assert report.ended_at is not None
         labels = report.operation, "vllm", model, name
         self._duration[labels].observe(report.ended_at - report.arrived_at, trace)
-        self._tokens[name, "input"].inc(report.prompt_tokens)
-        self._tokens[name, "output"].inc(report.output_tokens)
-        if report.ttft_seconds is not None:
-            self._ttft[labels].observe(report.ttft_seconds, trace)
-        if (mean := times.gap_mean()) is not None:
-            self._tpot[labels].observe(mean, trace)
-            self._tbt_max[name,].observe(times.gap_max, trace)
-            self._tbt_p99[name,].observe(times.gap_p99() or 0.0, trace)
+        self._tokens[name, "input"] += report.prompt_tokens
+        self._tokens[name, "output"] += report.output_tokens
+        if found.ttft is not None:
+            self._ttft[labels].observe(found.ttft, trace)
+        if found.gap_mean is not None:
+            self._tpot[labels].observe(found.gap_mean, trace)
+            self._tbt_max[name,].observe(found.gap_max, trace)
+            self._tbt_p99[name,].observe(report.times.gap_p99() or 0.0, trace)
 
-    def _record_tenant(
-        self, report: RequestReport, outcome: Outcome, trace: dict[str, str] | None, *, completed: bool
-    ) -> None:
+    def _record_tenant(self, report: RequestReport, outcome: Outcome, found: Fared) -> None:
         tenant = report.tenant if report.tenant in self._tenant_names else OTHER
-        self._tenant_requests[tenant, outcome.value].inc()
-        self._by_tenant.record((tenant,), report, trace, completed=completed)
-        if completed:
-            self._tenant_tokens[tenant, "input"].inc(report.prompt_tokens)
-            self._tenant_tokens[tenant, "output"].inc(report.output_tokens)
+        self._tenant_requests[tenant, outcome.value] += 1
+        self._by_tenant.record((tenant,), found)
+        if found.completed:
+            self._tenant_tokens[tenant, "input"] += report.prompt_tokens
+            self._tenant_tokens[tenant, "output"] += report.output_tokens
 
     def record_access_refusal(self, reason: str) -> None:
         """Record a request that an API key, or the want of one, kept out."""
-        self._access[str(reason),].inc()
+        self._access[str(reason),] += 1
 
     def record_decision(self, event: type[Event] | None, actions: list[Action], seconds: float | None) -> None:
         """Record what the scheduler made of an event (``None``: its timer), and how long that took if it was timed."""
         if seconds is not None:
             self._decisions.observe(seconds)
         for action in actions:
-            if isinstance(action, Dispatch | Slice):
-                what = "prompt" if isinstance(action, Dispatch) else "slice"
-                self._releases[what, _CAUSES.get(event, _ENGINE)].inc()
+            if (what := _RELEASED.get(type(action))) is not None:
+                self._releases[what, _CAUSES.get(event, _ENGINE)] += 1
 
     def record_lag(self, seconds: float) -> None:
         """Record how late the event loop was."""
@@ -210,13 +203,13 @@ class Metrics:
 
     def record_slice(self, tokens: int, before: int, cached: int | None, size_bytes: int) -> None:
         """Record a slice of ``tokens`` new tokens after ``before`` others, of which the engine found ``cached``."""
-        self._slices.inc()
-        self._slice_bytes.inc(size_bytes)
-        self._slice_tokens.inc(tokens)
+        self._slices[()] += 1
+        self._slice_bytes[()] += size_bytes
+        self._slice_tokens[()] += tokens
         if before and cached is not None:
             hit = min(before, cached)
-            self._slice_hits["yes",].inc(hit)
-            self._slice_hits["no",].inc(before - hit)
+            self._slice_hits["yes",] += hit
+            self._slice_hits["no",] += before - hit
 
     def watch(self, name: str, description: str, read: Callable[[], Mapping[str, float]], label: str) -> None:
         """Tell whenever somebody scrapes what has been counted, by the values of one ``label``."""

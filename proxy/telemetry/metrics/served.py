@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from proxy.core.request import Outcome
 from proxy.telemetry.metrics.names import QUEUE_EDGES, TBT_EDGES, TTFT_EDGES, Name
 from proxy.telemetry.metrics.pooled import TbtHistogram, binned
 
@@ -12,7 +13,39 @@ if TYPE_CHECKING:
     from proxy.telemetry.metrics.pooled import Pool, PooledHistogram
     from proxy.telemetry.report import RequestReport
 
-Exemplar = dict[str, str] | None
+
+class Fared(NamedTuple):
+    """How a request fared, worked out once for all that record it."""
+
+    completed: bool
+    """Latencies are recorded of completed ones alone, or those that fail fast would look well."""
+    trace: dict[str, str] | None
+    waited: float | None
+    ttft: float | None
+    due: list[tuple[str, int, int]]
+    """Of each kind of deadline that fell due: how many did, and how many of these were missed."""
+    gap_max: float
+    gap_mean: float | None
+    gaps: list[int] | None
+    """Binned; ``None`` where there are none."""
+    gap_seconds: float
+    """All of these together."""
+
+
+def fared(report: RequestReport) -> Fared:
+    """Return how it fared whose report this is."""
+    times, mean = report.times, report.times.gap_mean()
+    return Fared(
+        report.outcome is Outcome.COMPLETED and report.ended_at is not None,
+        None if report.trace is None else report.trace.exemplar,
+        report.queue_seconds,
+        report.ttft_seconds,
+        [(kind, due, missed) for kind, due, missed in report.deadlines() if due],
+        times.gap_max,
+        mean,
+        binned(times.gaps) if times.gap_count else None,
+        (mean or 0.0) * len(times.gaps),
+    )
 
 
 class Served:
@@ -27,37 +60,33 @@ class Served:
         self.ttft = histograms("time_to_first_token", "Arrival to first token", TTFT_EDGES)
         self._tpot = histograms("time_per_output_token", "Mean TBT of a request", TBT_EDGES)
         self._queue = histograms("queue.duration", "Arrival to dispatch", QUEUE_EDGES)
-        self._first_label = labels[0]
         by_kind = (*labels, "kind")
-        self._deadlines = instruments.counters(
+        self._deadlines = instruments.counts(
             f"slai.{of}.deadlines", f"Deadlines that fell due, by {of}: ttft or tbt", by_kind
         )
-        self._misses = instruments.counters(f"slai.{of}.deadline.misses", f"Those of them missed, by {of}", by_kind)
+        self._misses = instruments.counts(f"slai.{of}.deadline.misses", f"Those of them missed, by {of}", by_kind)
         name = Name(f"slai.{of}.tbt", f"Gaps between tokens of streams that have ended, by {of}", "s", labels)
         self._tbt = instruments.pool(name, TbtHistogram)
 
-    def record(self, labels: tuple[str, ...], report: RequestReport, trace: Exemplar, *, completed: bool) -> None:
-        """Record a request; latencies of completed ones alone, or those that fail fast would look well."""
-        times = report.times
-        if report.queue_seconds is not None:
-            self._queue[labels].observe(report.queue_seconds, trace)
-        for kind, due, missed in report.deadlines():
-            if due:
-                self._deadlines[*labels, kind].inc(due)
-                self._misses[*labels, kind].inc(missed)
-        if times.gap_count:
+    def record(self, labels: tuple[str, ...], found: Fared) -> None:
+        """Record a request."""
+        trace = found.trace
+        if found.waited is not None:
+            self._queue[labels].observe(found.waited, trace)
+        for kind, due, missed in found.due:
+            self._deadlines[*labels, kind] += due
+            self._misses[*labels, kind] += missed
+        if found.gaps is not None:
             tbt = self._tbt[labels]
-            tbt.add(binned(times.gaps), (times.gap_mean() or 0.0) * len(times.gaps))
-            tbt.exemplify(times.gap_max, trace)
-        if completed:
-            if report.ttft_seconds is not None:
-                self.ttft[labels].observe(report.ttft_seconds, trace)
-            if (mean := times.gap_mean()) is not None:
-                self._tpot[labels].observe(mean, trace)
+            tbt.add(found.gaps, found.gap_seconds)
+            tbt.exemplify(found.gap_max, trace)
+        if found.completed:
+            if found.ttft is not None:
+                self.ttft[labels].observe(found.ttft, trace)
+            if found.gap_mean is not None:
+                self._tpot[labels].observe(found.gap_mean, trace)
 
     def forget(self, first: str) -> None:
         """Show no more of what ``first``, the first label, stands for."""
-        for pool in (self.ttft, self._tpot, self._queue, self._tbt):
-            pool.forget(first)
-        for counters in (self._deadlines, self._misses):
-            counters.forget(self._first_label, first)
+        for made in (self.ttft, self._tpot, self._queue, self._tbt, self._deadlines, self._misses):
+            made.forget(first)
