@@ -92,7 +92,9 @@ class TestForClients:
         ):
             with pytest.raises(aiohttp.ClientError):
                 await plain.get(f"http://127.0.0.1:{proxy.port}/livez")
-        assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
+        # An exporter that an earlier test has left to its retries still says that its collector is gone.
+        ours = [r for r in caplog.records if not r.name.startswith("opentelemetry")]
+        assert not [r for r in ours if r.levelno >= logging.ERROR]
 
 
 class TestOfEngines:
