@@ -70,12 +70,14 @@ def _status(code: int, description: str) -> bytes:
 
 
 def _event(event: Event) -> bytes:
+    dropped = event.dropped_attributes
     return b"".join(
         (
             b"\x09",
             pack("<q", event.timestamp),
             _text_as_before(b"\x12", event.name),
             *_attributes(b"\x1a", event.attributes or {}),
+            b"\x20" + _varint(dropped) if dropped else b"",
         )
     )
 

@@ -18,7 +18,7 @@ _ESCAPED = rb'\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
 _TEXT = re.compile(rb"(?>[ !#-\[\]-\x7f]++|%b|%b)++" % (_ESCAPED, _UTF_8))
 """What stands between the quotes of a string that is not empty."""
 _FIELD = re.compile(
-    rb'"(?:content|text|reasoning|reasoning_content|thinking|partial_json)": ?"((?:[^"\\]|\\.)+)"', re.DOTALL
+    rb'"(?:content|text|reasoning|reasoning_content|thinking|partial_json)": ?"((?:[^"\\]++|\\.)++)"', re.DOTALL
 )
 """The quote after a name is that of its end, as it would be escaped inside of a string: so the value is one."""
 _TRIES = 8

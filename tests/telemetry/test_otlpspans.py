@@ -76,8 +76,9 @@ def test_one_and_true_are_told_apart() -> None:
 
 
 def test_what_limits_have_dropped_is_counted() -> None:
-    span = a_span(attributes=BoundedAttributes(2, {"a": "1", "b": "2", "c": "3"}))
-    assert span.dropped_attributes == 1
+    fewer = BoundedAttributes(2, {"a": "1", "b": "2", "c": "3"})
+    span = a_span(attributes=fewer, events=[Event("late", fewer, 3)])
+    assert span.dropped_attributes == span.events[0].dropped_attributes == 1
     assert as_message([span]) == encode_spans([span])
 
 

@@ -1,6 +1,7 @@
 """Events that are known by one before them."""
 
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import example, given, settings
@@ -112,3 +113,16 @@ def test_events_that_do_not_repeat_are_not_learnt_for_ever() -> None:
     assert not repetition.fits(numbered(99))
     repetition.learn(numbered(200), 200)
     assert repetition.fits(numbered(200)), "what came meanwhile repeated itself"
+
+
+def test_a_long_text_is_learnt_without_a_note_of_each_of_its_characters() -> None:
+    read = chat(b"x" * 1_000_000)
+    repetition = Repetition()
+    tracemalloc.start()
+    try:
+        repetition.learn(read, 1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert repetition.known
+    assert peak < 2 * len(read)
