@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\]]', re.DOTALL)
 _COLON = re.compile(rb"\s*:\s*")
 
 

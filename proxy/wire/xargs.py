@@ -10,7 +10,7 @@ import re
 
 _XARGS = "vllm_xargs"
 _TBT = "slai_tbt_ms"
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\]]', re.DOTALL)
 _VALUE = re.compile(rb"\s*:\s*(\{)?")
 _END = re.compile(rb"\s*\}")
 

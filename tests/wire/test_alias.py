@@ -1,6 +1,7 @@
 """A model's other name is replaced in a body, and not a byte beside it."""
 
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -59,3 +60,15 @@ def test_any_body_means_the_same_but_for_the_name(fields: dict[str, object], mod
 @given(st.binary(max_size=60))
 def test_nothing_is_too_odd(body: bytes) -> None:
     assert isinstance(rename_model(body, "b"), bytes)
+
+
+def test_a_long_prompt_takes_no_more_than_its_copies() -> None:
+    body = b'{"model":"a","prompt":"%b"}' % (b"x" * 1_000_000)
+    tracemalloc.start()
+    try:
+        renamed = rename_model(body, "b")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert renamed == body.replace(b'"a"', b'"b"')
+    assert peak < 4 * len(body)

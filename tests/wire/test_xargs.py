@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -70,3 +71,15 @@ def test_another_spelling_of_the_name_comes_last_and_so_holds() -> None:
 @pytest.mark.parametrize(("seconds", "milliseconds"), [(0.1, 100), (0.0333, 33.3), (1.5, 1500), (7200.0, 7_200_000)])
 def test_it_is_told_in_milliseconds(seconds: float, milliseconds: float) -> None:
     assert json.loads(tell_tbt(b"{}", seconds)) == {"vllm_xargs": {"slai_tbt_ms": milliseconds}}
+
+
+def test_a_long_prompt_takes_no_more_than_its_copies() -> None:
+    body = b'{"vllm_xargs":{"a":1},"prompt":"%b"}' % (b"x" * 1_000_000)
+    tracemalloc.start()
+    try:
+        told = tell_tbt(body, 0.05)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert json.loads(told)["vllm_xargs"] == {"a": 1, "slai_tbt_ms": 50}
+    assert peak < 8 * len(body)
