@@ -292,7 +292,11 @@ def test_what_was_read_before_is_told_before_anything_that_happens_later() -> No
 def test_a_fault_in_one_look_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         stage, seen = Stage(), list[bytes]()
-        stage.driver.note(lambda *_: 1 / 0, b"")  # type: ignore[arg-type]
+
+        def faulty(read: bytes, now: float) -> None:
+            raise ZeroDivisionError
+
+        stage.driver.note(faulty, b"")
         stage.driver.note(lambda read, _: seen.append(read), b"b")
         await asyncio.sleep(0)
         assert seen == [b"b"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from proxy.wire.apis import APIS, CHAT, COMPLETIONS, MESSAGES
+from proxy.wire.apis import APIS, CHAT, COMPLETIONS, MESSAGES, Api
 from proxy.wire.openai import VISIBLE_TOKEN, read_chunk
 from proxy.wire.repetition import Repetition
 from proxy.wire.sse import EventSplitter
@@ -94,10 +94,10 @@ def test_what_stands_before_a_text_and_after_it_does_not_overlap() -> None:
         (MESSAGES, b'event: e\ndata: {"type":"content_block_delta","delta":{"type":"text_delta","text":"x"}}\n\n'),
     ],
 )
-def test_every_api_whose_events_repeat(api: object, read: bytes) -> None:
+def test_every_api_whose_events_repeat(api: Api, read: bytes) -> None:
     assert api in APIS.values()
     (payload,) = EventSplitter().feed(read)
-    assert api.read_event(payload) is VISIBLE_TOKEN  # type: ignore[attr-defined]
+    assert api.read_event(payload) is VISIBLE_TOKEN
     repetition = learnt(read)
     assert repetition.fits(read.replace(b'"x"', b'" any other"'))
 
