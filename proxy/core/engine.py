@@ -7,12 +7,11 @@ used, what it was sent, and what that takes of its KV cache.
 from __future__ import annotations
 
 from collections import Counter, deque
-from copy import copy
-from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from proxy.core.backoff import BackOff
+from proxy.core.copying import share
 from proxy.core.growth import KvOutlook, OutputLengths
 from proxy.core.health import Condition, Health, HealthConfig
 from proxy.core.hitrate import HitRate
@@ -92,14 +91,11 @@ class EngineBelief(StepClock):
 
         It shares the rest with this one, and so is of use until something happens.
         """
-
-        @cache
-        def lengths(outputs: OutputLengths) -> OutputLengths:
-            return outputs.to_ask(lengths)
-
-        asked = copy(self)
-        asked.outputs = lengths(self.outputs)
-        asked._outlook = self._outlook.to_ask(lengths)  # noqa: SLF001 - of its own kind
+        copies: dict[OutputLengths, OutputLengths] = {}
+        asked = EngineBelief(self.id, self.limits, self.models, self.number)
+        share(self, asked)
+        asked.outputs = self.outputs.to_ask(copies)
+        asked._outlook = self._outlook.to_ask(copies)
         return asked
 
     @property

@@ -225,7 +225,7 @@ class Bill:
     def settle(self, output_tokens: int) -> None:
         """The request has ended after so many tokens of output."""
         self._correct(0, output_tokens - self._output_tokens)
-        self._output_tokens = output_tokens
+        self._output_tokens = float(output_tokens)
         self._give_back()
         if output_tokens:
             self._tenants.learn_output(self._flow.tenant, output_tokens)

@@ -10,10 +10,11 @@ some standard deviations of the same sum.
 from __future__ import annotations
 
 from bisect import bisect_left
-from copy import copy
 from itertools import accumulate
 from math import sqrt
 from typing import TYPE_CHECKING, NamedTuple
+
+from proxy.core.copying import share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -98,16 +99,18 @@ class OutputLengths:
         if self._pooled is not None:
             self._pooled.learn(tokens)
 
-    def to_ask(self, others: Callable[[OutputLengths], OutputLengths]) -> OutputLengths:
+    def to_ask(self, copies: dict[OutputLengths, OutputLengths]) -> OutputLengths:
         """Return a copy that answers as this one does, and keeps what it works out for that to itself.
 
         What is worked out stays until enough has been learnt, so asking this one would change later answers.
-        ``others`` gives the copy of another one.
+        ``copies``: those that have been made already, to which those made here are added.
         """
-        asked = copy(self)
-        asked._rows = dict(self._rows)  # noqa: SLF001 - of its own kind
-        asked._pooled = None if self._pooled is None else others(self._pooled)  # noqa: SLF001
-        return asked
+        if self not in copies:
+            asked = copies[self] = OutputLengths()
+            share(self, asked)
+            asked._rows = dict(self._rows)
+            asked._pooled = None if self._pooled is None else self._pooled.to_ask(copies)
+        return copies[self]
 
     def row(self, bucket: int) -> Row:
         """Return, for each horizon, how likely a sequence that has produced as many tokens still runs then."""
@@ -229,11 +232,12 @@ class KvOutlook:
     def __len__(self) -> int:
         return len(self._given)
 
-    def to_ask(self, lengths: Callable[[OutputLengths], OutputLengths]) -> KvOutlook:
-        """Return a copy that answers as this one does; ``lengths`` gives the copies of those that it asks."""
-        asked = copy(self)
-        asked._given = {  # noqa: SLF001 - of its own kind
-            key: given._replace(outputs=lengths(given.outputs)) for key, given in self._given.items()
+    def to_ask(self, copies: dict[OutputLengths, OutputLengths]) -> KvOutlook:
+        """Return a copy that answers as this one does; ``copies``: of those that it asks, as far as there are any."""
+        asked = KvOutlook()
+        share(self, asked)
+        asked._given = {
+            key: given._replace(outputs=given.outputs.to_ask(copies)) for key, given in self._given.items()
         }
         return asked
 

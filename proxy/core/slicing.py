@@ -53,7 +53,9 @@ def _next_of(
                 continue  # what room there is, is for other tenants
         if entry.sliced and entry.sliced_in == engine.step:
             continue  # one piece of a prompt per step: the next finds this one cached
-        upto = next_piece(engine, request, now, tiles, config.gate, line_seconds, sliceable=entry.sliceable)
+        upto = next_piece(
+            engine, request, now, tiles, config.gate, sliceable=entry.sliceable, line_seconds=line_seconds
+        )
         if not upto:
             return None  # whoever is next has to wait for it: else nobody long would ever find room
         if upto < request.prompt_tokens and not entry.sliced and engine.sliced >= tiles.max_sliced:

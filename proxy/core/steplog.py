@@ -121,11 +121,11 @@ class _Step:
 
     def past(self) -> PastStep:
         """What it was, as far as that is known by now."""
-        largest = max(self.work, key=lambda prefill: self.work[prefill][0], default=None)
-        tokens = 0 if largest is None else self.work[largest][0]
-        return PastStep(
-            self.ended_at, self.seconds, self.load(), largest.request_id if largest and tokens else None, tokens
-        )
+        largest, tokens = None, 0
+        for prefill, (worked, _) in self.work.items():
+            if worked > tokens:
+                largest, tokens = prefill.request_id, worked
+        return PastStep(self.ended_at, self.seconds, self.load(), largest, tokens)
 
 
 class StepLog:

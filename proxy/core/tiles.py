@@ -135,15 +135,15 @@ def budget_advice(token_budget: int) -> str | None:
     )
 
 
-def next_piece(  # noqa: PLR0917
+def next_piece(
     engine: EngineBelief,
     request: Request,
     now: float,
     tiles: TileConfig,
     gate: GateConfig,
-    line_seconds: float = 0.0,
     *,
     sliceable: bool,
+    line_seconds: float = 0.0,
 ) -> int:
     """Return up to which token of a request's prompt to send now: all of it, a prefix, or 0 for nothing."""
     prompt_tokens, held_tokens = request.prompt_tokens, engine.held_tokens(request.id)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from proxy.core.stepmodel import OnlineStepModel
 from proxy.sim.policies import find_policy
 from proxy.sim.simulator import simulate
 
 if TYPE_CHECKING:
     from proxy.core.engine import EngineBelief
-    from proxy.core.stepmodel import OnlineStepModel
     from proxy.sim.engine import SimulatedEngine
     from proxy.sim.study import RunTask
 
@@ -49,7 +48,7 @@ class _Judge:
             if sample is None:
                 if belief.model.steps < checkpoint:
                     return
-                sample = self.samples[checkpoint] = _Sample(deepcopy(belief.model))
+                sample = self.samples[checkpoint] = _Sample(OnlineStepModel(belief.model.coefficients))
             if len(sample.smooth) < _JUDGED_STEPS:
                 predicted = sample.model.predict(load)
                 sample.smooth.append(predicted - engine.smooth_seconds)

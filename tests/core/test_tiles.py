@@ -347,7 +347,7 @@ def test_a_prompt_is_cut_into_as_many_even_pieces_as_cost_all_least(lots: float)
         return pieces * (fixed + (fixed + lots * pays / pieces) ** 2 / 2)
 
     request = make_request("long", round(lots * pays / 1e-4))
-    piece = next_piece(engine, request, 0.031, TileConfig(), GATE, 1.0, sliceable=True)
+    piece = next_piece(engine, request, 0.031, TileConfig(), GATE, sliceable=True, line_seconds=1.0)
     assert ceil(request.prompt_tokens / piece) == min(range(1, 20), key=cost)
 
 
