@@ -38,7 +38,7 @@ test-real: $(VENV)/.installed-real  ## Run the tests on a real vLLM for the CPU,
 	@$(BIN)/python tests/real/install_engine.py $(REAL)/vllm $(REAL)/model
 	@SLAI_REAL_VENV=$(abspath $(REAL)/vllm) SLAI_REAL_MODEL=$(abspath $(REAL)/model) $(BIN)/python -m pytest tests/real $(ARGS)
 
-.PHONY: setup run demo paper test conformance check contract fix clean
+.PHONY: setup run demo paper test test-compiled compiled conformance check contract fix clean
 setup: $(VENV)/.installed-check  ## Install the project and its development tools into .venv
 
 run: $(VENV)/.installed  ## Start the proxy on :8000 (ENGINES=http://host:port,... or simulated ones; ARGS='more flags')
@@ -53,6 +53,17 @@ paper: $(VENV)/.installed  ## Simulate the SLAI paper's evaluation, write figure
 
 test: $(VENV)/.installed-test  ## Run the tests
 	@$(BIN)/python -m pytest $(ARGS)
+
+compiled: $(VENV)/.installed  ## Build a wheel with the core as machine code into dist/ (wants a C compiler; docs/performance.md)
+	@echo "Compiling the core, which takes a minute or two ..."
+	@HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@ls dist/slai_proxy-*-cp*.whl
+
+COMPILED := build/compiled
+WITH_CORE := tests/core tests/sim tests/server tests/fleet tests/store tests/telemetry tests/vllm_plugin tests/test_*.py
+test-compiled: $(VENV)/.installed-test compiled  ## Compare what the compiled core decides with what it decides as it is, and run the tests on it
+	@rm -rf $(COMPILED) && $(BIN)/python -m zipfile -e dist/slai_proxy-*-$$($(BIN)/python -c 'import sys; print("cp{}{}".format(*sys.version_info))')-*.whl $(COMPILED)
+	@PYTHONSAFEPATH=1 PYTHONPATH=$(abspath $(COMPILED)):$(CURDIR) $(BIN)/pytest -o pythonpath=tests/support $(or $(ARGS),tests/compiled $(WITH_CORE))
 
 conformance: $(VENV)/.installed-test  ## Put a proxy (this one, or ARGS='--proxy NAME') through the cases of tests/conformance
 	@PYTHONPATH=tests:tests/support $(BIN)/python -m conformance $(ARGS)

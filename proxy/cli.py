@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from proxy import __version__
+from proxy.core import is_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +67,8 @@ def _run(argv: Sequence[str] | None) -> int:
         prog="slai-proxy",
         description="A scheduling reverse proxy for LLM inference. 'slai-proxy COMMAND --help' tells more.",
     )
-    parser.add_argument("--version", action="version", version=f"slai-proxy {__version__}")
+    compiled = " (core compiled)" if is_compiled() else ""
+    parser.add_argument("--version", action="version", version=f"slai-proxy {__version__}{compiled}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in _OF_SETTINGS:
         commands.add_parser(name, help=_COMMANDS[name])

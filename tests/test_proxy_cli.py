@@ -10,6 +10,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from proxy import __version__
+from proxy.core import is_compiled
 from proxy.cli import main
 from proxy.configload import load_settings
 from proxy.keys import KeySettings
@@ -54,7 +55,8 @@ def test_config_says_that_it_starts_nothing(capsys: pytest.CaptureFixture[str]) 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("--version") == 0
-    assert capsys.readouterr().out == f"slai-proxy {__version__}\n"
+    compiled = " (core compiled)" if is_compiled() else ""
+    assert capsys.readouterr().out == f"slai-proxy {__version__}{compiled}\n"
 
 
 @pytest.mark.parametrize(

@@ -25,3 +25,11 @@ A map:
 ``snapshot``, ``reasons``, ``codec``, ``recording``
     To look at all that, and to write it down.
 """
+
+from importlib.util import find_spec
+
+
+def is_compiled() -> bool:
+    """Whether it is machine code that runs, as ``hatch_build`` makes it, and not what these files say as they are."""
+    spec = find_spec("proxy.core.scheduler")
+    return spec is not None and not str(spec.origin).endswith(".py")

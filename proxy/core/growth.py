@@ -236,9 +236,7 @@ class KvOutlook:
         """Return a copy that answers as this one does; ``copies``: of those that it asks, as far as there are any."""
         asked = KvOutlook()
         share(self, asked)
-        asked._given = {
-            key: given._replace(outputs=given.outputs.to_ask(copies)) for key, given in self._given.items()
-        }
+        asked._given = {key: given._replace(outputs=given.outputs.to_ask(copies)) for key, given in self._given.items()}
         return asked
 
     def add(self, key: str, prompt_tokens: int, outputs: OutputLengths, max_tokens: int | None) -> None:
