@@ -57,9 +57,7 @@ def compile_core(root: Path, out: Path) -> None:
         shutil.copytree(root / CORE, CORE)
         shutil.copy(root / "proxy/__init__.py", "proxy")
         modules = [str(path) for path in sorted(CORE.rglob("*.py")) if prepare(path)]
-        extensions = mypycify(
-            ["--strict", *modules], multi_file=True, debug_level="0", target_dir="c", group_name=GROUP
-        )
+        extensions = mypycify(modules, multi_file=True, debug_level="0", target_dir="c", group_name=GROUP)
         setup(name=GROUP, ext_modules=extensions, script_args=["-q", "build_ext", "-b", str(out), "-t", "objects"])
 
 

@@ -10,9 +10,9 @@ import yaml
 from pydantic import TypeAdapter
 
 from proxy import __version__
-from proxy.core import is_compiled
 from proxy.cli import main
 from proxy.configload import load_settings
+from proxy.core import is_compiled
 from proxy.keys import KeySettings
 
 COMMANDS = ("serve", "check-config", "config", "key", "simulate", "engine", "replay")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import ClassVar
 from unittest.mock import patch
 
+import pytest
 from builders import make_limits, make_request
 from hypothesis import settings
 from test_scheduler_stateful import AnyEvents, SeveralModels
@@ -16,6 +17,8 @@ from proxy.core.request import RequestClass
 from proxy.core.scheduler import Scheduler
 from proxy.core.snapshot import view_state
 from proxy.core.turns import Turn
+
+pytestmark = pytest.mark.interpreted
 
 
 class LongWay(Scheduler):

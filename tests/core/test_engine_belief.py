@@ -582,6 +582,7 @@ class KnownDelay(FeedbackDelay):
         self._choose()
 
 
+@pytest.mark.interpreted
 def test_what_may_be_in_the_step_under_way_is_reckoned_with_until_its_output_tells() -> None:
     engine = engine_with_streams("s", token_budget=1000)
     seconds = engine.model.predict(engine.forecast(0.0).loads[0])

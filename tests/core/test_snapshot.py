@@ -137,6 +137,7 @@ CLASSES = (
 )
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("policy", ["gate", "slai", "rad", "tiles"])
 def test_looking_changes_nothing(policy: str) -> None:
     """Forecasts are kept once made, and bands once looked at: a look must leave no trace, or it changes decisions."""

@@ -15,6 +15,8 @@ from proxy.core.request import RejectReason
 from proxy.core.scheduler import Scheduler
 from proxy.server.driver import Driver, Ticket
 
+pytestmark = pytest.mark.interpreted  # ticks are noted in the scheduler's place
+
 
 class Stage:
     """A driver on the running loop with one engine of one sequence, so that a second request has to wait."""

@@ -189,6 +189,7 @@ async def test_forged_letters_and_garbage_harm_nobody(
         await until(lambda: not first.scheduler.ledger.entries, 10)  # those of the ghosts, too
 
 
+@pytest.mark.interpreted
 async def test_a_fault_in_taking_a_letter_in_stops_no_replica(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -104,6 +104,7 @@ async def test_a_whole_answer_corrects_too() -> None:
         assert proxy.samples("slai_engine_prefix_trust")[one.url,] < 0.9
 
 
+@pytest.mark.interpreted
 async def test_no_text_is_kept() -> None:
     async with two_engines() as (proxy, one, _):
         await proxy.fetch(CHAT, turn("cats", 1))

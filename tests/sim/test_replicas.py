@@ -55,6 +55,7 @@ def decisions(
     return log, result
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("config", "rules"),

@@ -236,6 +236,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
     return Watched.instances
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     ("engines", "rate", "rules"),
     [
@@ -355,6 +356,7 @@ def test_one_seed_gives_one_decision_log_with_tiles_too() -> None:
     assert sum(" dispatch " in line for line in one) == 80
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     "config",
     [

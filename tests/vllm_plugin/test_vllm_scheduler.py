@@ -218,6 +218,7 @@ def test_what_is_set_for_a_step_is_undone_after_it() -> None:
     assert settings(broken) == before
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("fault", ["plan", "learn"])
 def test_a_fault_of_the_policy_leaves_the_engine_with_its_own_rules(
     fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
