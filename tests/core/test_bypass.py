@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import ClassVar
 from unittest.mock import patch
 
-import pytest
 from builders import make_limits, make_request
 from hypothesis import settings
+from interpreted import interpreted
 from test_scheduler_stateful import AnyEvents, SeveralModels
 
 from proxy.core.actions import Action, Dispatch
@@ -18,7 +18,7 @@ from proxy.core.scheduler import Scheduler
 from proxy.core.snapshot import view_state
 from proxy.core.turns import Turn
 
-pytestmark = pytest.mark.interpreted
+pytestmark = interpreted
 
 
 class LongWay(Scheduler):

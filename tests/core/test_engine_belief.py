@@ -4,6 +4,7 @@ import pytest
 from builders import make_engine, make_limits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreted import interpreted
 from invariants import check_engine
 
 from proxy.core.engine import EngineBelief
@@ -582,7 +583,7 @@ class KnownDelay(FeedbackDelay):
         self._choose()
 
 
-@pytest.mark.interpreted
+@interpreted
 def test_what_may_be_in_the_step_under_way_is_reckoned_with_until_its_output_tells() -> None:
     engine = engine_with_streams("s", token_budget=1000)
     seconds = engine.model.predict(engine.forecast(0.0).loads[0])

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from builders import make_blocks, make_limits
+from interpreted import interpreted
 from playbook import Play
 
 from proxy.core.events import EngineUp, HandedOver, InFlight, Passed
@@ -193,7 +194,7 @@ def test_an_engine_begins_with_the_delay_that_an_earlier_run_has_learnt() -> Non
     assert play.engine().delay.snapshot() == far, "what it tells of itself later changes nothing"
 
 
-@pytest.mark.interpreted
+@interpreted
 def test_who_waits_for_an_engine_that_joins_keeps_its_place_and_nothing_is_done_for_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from builders import make_scheduler
+from interpreted import interpreted
 from playbook import Play
 
 from proxy.core.actions import Action
@@ -137,7 +138,7 @@ CLASSES = (
 )
 
 
-@pytest.mark.interpreted
+@interpreted
 @pytest.mark.parametrize("policy", ["gate", "slai", "rad", "tiles"])
 def test_looking_changes_nothing(policy: str) -> None:
     """Forecasts are kept once made, and bands once looked at: a look must leave no trace, or it changes decisions."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from builders import make_limits, make_request
+from interpreted import interpreted
 from invariants import check_scheduler
 from virtual import run_in_virtual_time
 
@@ -15,7 +16,7 @@ from proxy.core.request import RejectReason
 from proxy.core.scheduler import Scheduler
 from proxy.server.driver import Driver, Ticket
 
-pytestmark = pytest.mark.interpreted  # ticks are noted in the scheduler's place
+pytestmark = interpreted  # ticks are noted in the scheduler's place
 
 
 class Stage:

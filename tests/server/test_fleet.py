@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis.asyncio as aioredis
+from interpreted import interpreted
 from live_proxy import live_proxy, until
 from redis_server import PROGRAM, WHY_NOT, RedisServer
 from scripted_engine import DONE, last, scripted_engine, token, two_tokens, usage
@@ -189,7 +190,7 @@ async def test_forged_letters_and_garbage_harm_nobody(
         await until(lambda: not first.scheduler.ledger.entries, 10)  # those of the ghosts, too
 
 
-@pytest.mark.interpreted
+@interpreted
 async def test_a_fault_in_taking_a_letter_in_stops_no_replica(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from interpreted import interpreted
 from live_proxy import CHAT, COMPLETIONS, LiveProxy, live_proxy, until
 from scripted_engine import DONE, Call, ScriptedEngine, event, last, scripted_engine, token
 
@@ -104,7 +105,7 @@ async def test_a_whole_answer_corrects_too() -> None:
         assert proxy.samples("slai_engine_prefix_trust")[one.url,] < 0.9
 
 
-@pytest.mark.interpreted
+@interpreted
 async def test_no_text_is_kept() -> None:
     async with two_engines() as (proxy, one, _):
         await proxy.fetch(CHAT, turn("cats", 1))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from builders import make_limits
+from interpreted import interpreted
 from live_proxy import COMPLETIONS, LiveProxy, live_proxy, until
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from otlp_receiver import http_receiver, values
@@ -398,7 +399,7 @@ async def scene(**settings: Any) -> AsyncIterator[tuple[Scene, Any]]:
 OWN = b' {"prompt" : ' + json.dumps(IDS).encode() + b',\r\n"model":"m" , "stream":true, "max_tokens" : 7, "x": 1.0}\n'
 
 
-@pytest.mark.interpreted
+@interpreted
 async def test_a_long_prompt_behind_a_strict_stream_is_sent_in_slices_and_then_as_it_came() -> None:
     async with scene() as (at, stream):
         at.answer_own = at.answer_own_after_its_slices
@@ -429,7 +430,7 @@ async def test_a_long_prompt_behind_a_strict_stream_is_sent_in_slices_and_then_a
         assert ttft == 1
 
 
-@pytest.mark.interpreted
+@interpreted
 async def test_each_slice_is_a_span_of_the_request_and_the_parent_of_the_engines() -> None:
     async with http_receiver() as received:
         async with scene(otlp_endpoint=received.url) as (at, stream):
@@ -457,7 +458,7 @@ async def test_each_slice_is_a_span_of_the_request_and_the_parent_of_the_engines
         assert of["slai.request.id"] == told[request]["slai.request.id"]
 
 
-@pytest.mark.interpreted
+@interpreted
 async def test_the_span_of_a_slice_whose_client_leaves_says_that_it_was_cancelled() -> None:
     async with http_receiver() as received, scene(otlp_endpoint=received.url) as (at, _):
         at.answer_slice = wait_until_gone
@@ -469,7 +470,7 @@ async def test_the_span_of_a_slice_whose_client_leaves_says_that_it_was_cancelle
     assert "cancelled" in {of.get("error.type") for of in told if "slai.slice.tokens" in of}
 
 
-@pytest.mark.interpreted
+@interpreted
 async def test_the_span_of_a_slice_that_fails_says_so() -> None:
     async with http_receiver() as received, scene(otlp_endpoint=received.url) as (at, stream):
         at.answer_slice = answering(status="500 Oops")
@@ -484,7 +485,7 @@ async def test_the_span_of_a_slice_that_fails_says_so() -> None:
         assert (told["error.type"], told["http.response.status_code"], told["slai.slice.cached"]) == ("500", 500, False)
 
 
-@pytest.mark.interpreted
+@interpreted
 async def test_a_text_is_tokenized_by_the_engine_before_it_is_sliced() -> None:
     async with scene() as (at, stream):
         # Fills the step, so that the text has to wait.
@@ -504,7 +505,7 @@ async def hang(call: Call) -> None:
     await call.gone.wait()
 
 
-@pytest.mark.interpreted
+@interpreted
 @pytest.mark.parametrize("answer", [hang, answering(status="404 Not Found"), cut_off], ids=["slow", "absent", "cut"])
 async def test_a_text_that_the_engine_does_not_tokenize_goes_whole_and_waits_for_nothing_else(answer: Script) -> None:
     async with scene() as (at, stream):
@@ -523,7 +524,7 @@ async def test_a_text_that_the_engine_does_not_tokenize_goes_whole_and_waits_for
         assert all(len(call.json()["prompt"]) <= 3000 for call in at.slices)
 
 
-@pytest.mark.interpreted
+@interpreted
 async def test_an_engine_that_restarts_half_way_gets_the_prompt_as_it_came() -> None:
     async with scene() as (at, stream):
         own = asyncio.ensure_future(at.proxy.fetch(body=OWN))
@@ -537,7 +538,7 @@ async def test_an_engine_that_restarts_half_way_gets_the_prompt_as_it_came() -> 
         assert [call.body for call in at.engine.calls].count(OWN) == 1
 
 
-@pytest.mark.interpreted
+@interpreted
 async def test_slices_that_fail_cost_the_request_nothing() -> None:
     async with scene() as (at, stream):
         at.answer_slice = answering(status="500 Internal Server Error")
@@ -548,7 +549,7 @@ async def test_slices_that_fail_cost_the_request_nothing() -> None:
         assert at.proxy.outcomes() == {"completed": 1}
 
 
-@pytest.mark.interpreted
+@interpreted
 async def test_slices_of_a_client_that_leaves_are_aborted() -> None:
     async with scene() as (at, _):
         at.answer_slice = wait_until_gone
@@ -581,7 +582,7 @@ async def test_without_tiles_or_a_prefix_cache_the_prompt_goes_whole(settings: d
                 await stream.read()
 
 
-@pytest.mark.interpreted
+@interpreted
 async def test_prompts_that_cannot_be_cut_go_whole() -> None:
     async with scene() as (at, stream):
         for body in (encode(stream=True, echo=True), encode([IDS, IDS], stream=True), encode(IDS[:100], stream=True)):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from interpreted import interpreted
 
 from proxy.core.config import SchedulerConfig
 from proxy.core.engine import EngineBelief
@@ -47,7 +48,7 @@ def as_counted(step: Step) -> Step:
     return load._replace(kv_tokens=load.kv_tokens + load.decodes + 1), microseconds
 
 
-@pytest.mark.interpreted
+@interpreted
 @pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("network_seconds", [0.001, 0.02, 0.05])
 @pytest.mark.parametrize("seed", [1, 2])

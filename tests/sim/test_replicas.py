@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from interpreted import interpreted
 
 from proxy.core.actions import Action, Reject, describe
 from proxy.core.config import SchedulerConfig
@@ -55,7 +56,7 @@ def decisions(
     return log, result
 
 
-@pytest.mark.interpreted
+@interpreted
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("config", "rules"),

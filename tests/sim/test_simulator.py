@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 from builders import make_scheduled
+from interpreted import interpreted
 from invariants import check_after_tick, check_records, check_scheduler
 
 from proxy.core.actions import Action, Dispatch, Slice, describe
@@ -236,7 +237,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
     return Watched.instances
 
 
-@pytest.mark.interpreted
+@interpreted
 @pytest.mark.parametrize(
     ("engines", "rate", "rules"),
     [
@@ -356,7 +357,7 @@ def test_one_seed_gives_one_decision_log_with_tiles_too() -> None:
     assert sum(" dispatch " in line for line in one) == 80
 
 
-@pytest.mark.interpreted
+@interpreted
 @pytest.mark.parametrize(
     "config",
     [

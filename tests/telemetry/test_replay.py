@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreted import interpreted
 
 from proxy.core.actions import Action
 from proxy.core.config import SchedulerConfig
@@ -124,7 +125,7 @@ def test_every_decision_is_reproduced(rules: str, tmp_path: Path) -> None:
     assert {event.request.tenant for event in events if isinstance(event, Arrived)} == {"one", "two", "three"}
 
 
-@pytest.mark.interpreted
+@interpreted
 def test_what_an_earlier_run_has_learnt_is_part_of_the_log(tmp_path: Path, records: list[Record]) -> None:
     warm = records_of(CONFIG, kind=Warm)
     assert warm[2:] != records[2:], "it matters"

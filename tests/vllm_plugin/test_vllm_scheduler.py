@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from interpreted import interpreted
 
 from proxy.vllm_plugin.options import PluginConfig, PluginConfigError
 from proxy.vllm_plugin.scheduler import StepPlanning, scheduler
@@ -218,7 +219,7 @@ def test_what_is_set_for_a_step_is_undone_after_it() -> None:
     assert settings(broken) == before
 
 
-@pytest.mark.interpreted
+@interpreted
 @pytest.mark.parametrize("fault", ["plan", "learn"])
 def test_a_fault_of_the_policy_leaves_the_engine_with_its_own_rules(
     fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
