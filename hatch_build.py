@@ -20,6 +20,9 @@ CORE = Path("proxy/core")
 GROUP = "slai_core"
 """All that is compiled lies in one library of this name, which the modules' own only point to."""
 
+Edit = tuple[int, int, int, str]
+"""Of a line: its number, from and up to which byte of it, and what to write there."""
+
 
 class CompiledCore(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
@@ -57,44 +60,77 @@ def compile_core(root: Path, out: Path) -> None:
         shutil.copytree(root / CORE, CORE)
         shutil.copy(root / "proxy/__init__.py", "proxy")
         modules = [str(path) for path in sorted(CORE.rglob("*.py")) if prepare(path)]
-        extensions = mypycify(modules, multi_file=True, debug_level="0", target_dir="c", group_name=GROUP)
+        # No configuration: mypy would else read the one in the home of whoever builds.
+        extensions = mypycify(
+            ["--config-file=", *modules], multi_file=True, debug_level="0", target_dir="c", group_name=GROUP
+        )
         setup(name=GROUP, ext_modules=extensions, script_args=["-q", "build_ext", "-b", str(out), "-t", "objects"])
 
 
 def prepare(path: Path) -> bool:
     """Make a module one that mypyc takes; tell whether it is to be compiled."""
     source = path.read_text()
-    classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
-    if path.name == "__init__.py" or any(ast.unparse(base) == "msgspec.Struct" for c in classes for base in c.bases):
+    tree = ast.parse(source)
+    bases = [ast.unparse(base) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases]
+    if path.name == "__init__.py" or "msgspec.Struct" in bases:
         return False  # a package cannot be, and msgspec makes its own classes
-    path.write_text(adapted(source, classes))
+    path.write_text(adapted(source, tree))
     return True
 
 
-def adapted(source: str, classes: list[ast.ClassDef]) -> str:
-    """Return a module with its records adapted to mypyc, line for line: tracebacks tell the lines of what is compiled.
-
-    A dataclass with slots is made anew by its decorator, which a class of C cannot be. So they stay classes of Python,
-    as mypyc has it with any that name a metaclass. Of these it evaluates the annotations, which may name what only type
-    checkers import: they become strings, as ``from __future__ import annotations`` would have it, at once for those
-    who make the class and once more for those who look later, as mypyc gives up on unions.
-    """
+def adapted(source: str, tree: ast.Module) -> str:
+    """Return a module adapted to mypyc, line for line: tracebacks tell the lines of what is compiled."""
+    edits, later = [], []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            changes, afterwards = _of_record(node)
+            edits += changes
+            later += afterwards
+        elif isinstance(node, ast.Call):
+            edits += _of_sum(node)
     lines = [line.encode() for line in source.splitlines(keepends=True)]
-    later = []
-    for record in classes:
-        is_dataclass = any(ast.unparse(decorator).startswith("dataclass") for decorator in record.decorator_list)
-        if not is_dataclass and "NamedTuple" not in map(ast.unparse, record.bases):
-            continue
-        fields = {ast.unparse(node.target): node.annotation for node in record.body if isinstance(node, ast.AnnAssign)}
-        for note in reversed(fields.values()):  # the last first: the places of the others stay
-            assert note.end_lineno == note.lineno, "an annotation of a field in one line"
-            line = lines[note.lineno - 1]
-            quoted = repr(ast.unparse(note)).encode()
-            lines[note.lineno - 1] = line[: note.col_offset] + quoted + line[note.end_col_offset :]
-        if is_dataclass:
-            line, bases = lines[record.lineno - 1], [*map(ast.unparse, record.bases), "metaclass=type"]
-            assert line.rstrip().endswith(b":"), "the head of a class in one line"
-            lines[record.lineno - 1] = f"class {record.name}({', '.join(bases)}):\n".encode()
-        notes = {name: ast.unparse(note) for name, note in fields.items()}
-        later.append(f"setattr({record.name}, '__annotations__', {notes})\n")  # mypyc takes no plain assignment
+    for number, begin, end, text in sorted(edits, reverse=True):  # the last first: the places of the others stay
+        line = lines[number - 1]
+        lines[number - 1] = line[:begin] + text.encode() + line[end:]
     return b"".join(lines).decode() + "".join(later)
+
+
+def _of_record(record: ast.ClassDef) -> tuple[list[Edit], list[str]]:
+    """Keep a dataclass one of Python's, and the annotations of its fields, or of a named tuple's, unevaluated.
+
+    A dataclass with slots is made anew by its decorator, which a class of C cannot be; mypyc leaves to Python what
+    names a metaclass. Of such classes it evaluates the annotations, which may name what only type checkers import: they
+    become strings, as ``from __future__ import annotations`` would have it, at once for those who make the class and
+    once more for those who look later, as mypyc gives up on unions.
+    """
+    is_dataclass = any(ast.unparse(decorator).startswith("dataclass") for decorator in record.decorator_list)
+    if not is_dataclass and "NamedTuple" not in map(ast.unparse, record.bases):
+        return [], []
+    fields = {ast.unparse(node.target): node.annotation for node in record.body if isinstance(node, ast.AnnAssign)}
+    edits = []
+    for note in fields.values():
+        assert note.end_lineno == note.lineno, "an annotation of a field in one line"
+        assert note.end_col_offset is not None
+        edits.append((note.lineno, note.col_offset, note.end_col_offset, repr(ast.unparse(note))))
+    if is_dataclass:
+        assert not record.keywords, "a record without a metaclass"
+        bases = ", ".join([*map(ast.unparse, record.bases), "metaclass=type"])
+        head = record.bases[-1].end_col_offset if record.bases else None
+        name_ends = record.col_offset + len(f"class {record.name}")
+        edits.append((record.lineno, name_ends, name_ends if head is None else head + 1, f"({bases})"))
+    notes = {name: ast.unparse(note) for name, note in fields.items()}
+    return edits, [f"setattr({record.name}, '__annotations__', {notes})\n"]  # mypyc takes no plain assignment
+
+
+def _of_sum(call: ast.Call) -> list[Edit]:
+    """Have Python add what a generator gives: since 3.12 it does so more exactly than the loop that mypyc makes of it."""
+    if ast.unparse(call.func) != "sum" or not isinstance(call.args[0], ast.GeneratorExp):
+        return []
+    terms = call.args[0]  # with its parentheses, which are the call's where it is the only argument
+    assert terms.end_lineno is not None
+    assert terms.end_col_offset is not None
+    begin, end = ("([", "])") if len(call.args) == 1 else ("[", "]")
+    return [
+        (terms.lineno, terms.col_offset, terms.col_offset + 1, begin),
+        (terms.end_lineno, terms.end_col_offset - 1, terms.end_col_offset, end),
+    ]

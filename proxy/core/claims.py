@@ -156,7 +156,7 @@ class Quotas:
         if quota is None:
             quota = self._quotas[key] = Quota(limits, now)
             quota.divide(self._parts, now)
-        elif key not in self._named and quota.limits != limits:
+        elif key not in self._named:
             quota.change(limits, now)
         return quota
 

@@ -37,7 +37,8 @@ def encode(value: object) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        return value if abs(value) <= _LARGEST_INT else {"type": "int", "value": str(value)}
+        # Not str(value), which never lets go of an integer of 2**62 or more where mypyc compiled it.
+        return value if abs(value) <= _LARGEST_INT else {"type": "int", "value": f"{value}"}
     if isinstance(value, float):
         return value if isfinite(value) else {"type": "float", "value": str(value)}
     name = type(value).__name__

@@ -103,7 +103,8 @@ class Usage:
         return Usage(self.requests / parts, self.tokens / parts)
 
     def __bool__(self) -> bool:
-        return self != _NOTHING
+        # Not by ==, which for two dataclasses is ``is`` where mypyc compiled it.
+        return bool(self.requests or self.tokens)
 
 
 _NOTHING = Usage()

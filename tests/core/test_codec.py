@@ -1,6 +1,7 @@
 """Whatever the core is told, decides or is set to can be written down and read again."""
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from math import inf
@@ -143,3 +144,11 @@ def test_what_is_no_value_of_the_core_is_refused(value: object) -> None:
 def test_what_is_no_encoding_is_refused(told: Any) -> None:
     with pytest.raises(CodecError):
         decode(told)
+
+
+@pytest.mark.parametrize("number", [1 << 53, 1 << 62, -(1 << 63), 1 << 100])
+def test_a_number_that_was_told_is_let_go_of(number: int) -> None:
+    held = sys.getrefcount(number)
+    for _ in range(10):
+        encode(number)
+    assert sys.getrefcount(number) == held

@@ -313,6 +313,11 @@ def test_what_parts_have_used_is_used_of_the_whole() -> None:
     assert all(quota.used(0.0) == Usage(30.0, 3000.0) for quota in parts), "of which each knew"
 
 
+def test_usage_of_nothing_is_false() -> None:
+    assert not any([Usage(), Usage(0.0, -0.0)])
+    assert all([Usage(1.0), Usage(tokens=0.5)])
+
+
 def test_what_was_used_before_a_part_and_has_come_back_is_not_used_of_the_whole() -> None:
     part = Quota(QuotaLimits(60, 6000), 0.0)
     part.set_used(Usage(30.0, 3000.0), 0.0)
