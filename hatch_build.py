@@ -123,7 +123,7 @@ def _of_record(record: ast.ClassDef) -> tuple[list[Edit], list[str]]:
 
 
 def _of_sum(call: ast.Call) -> list[Edit]:
-    """Have Python add what a generator gives: since 3.12 it does so more exactly than the loop that mypyc makes of it."""
+    """Have Python add what a generator gives: since 3.12 that is more exact than the loop that mypyc makes of it."""
     if ast.unparse(call.func) != "sum" or not isinstance(call.args[0], ast.GeneratorExp):
         return []
     terms = call.args[0]  # with its parentheses, which are the call's where it is the only argument
