@@ -62,7 +62,7 @@ compiled: $(VENV)/.installed  ## Build a wheel with the core as machine code int
 COMPILED := build/compiled
 WITH_CORE := tests/core tests/sim tests/server tests/fleet tests/store tests/telemetry tests/vllm_plugin tests/test_*.py
 test-compiled: $(VENV)/.installed-test compiled  ## Compare what the compiled core decides with what it decides as it is, and run the tests on it
-	@rm -rf $(COMPILED) && $(BIN)/python -m zipfile -e dist/slai_proxy-*-$$($(BIN)/python -c 'import sys; print("cp{}{}".format(*sys.version_info))')-*.whl $(COMPILED)
+	@rm -rf $(COMPILED) && $(BIN)/python -m zipfile -e "$$(ls -t dist/slai_proxy-*-cp*.whl | head -1)" $(COMPILED)
 	@PYTHONSAFEPATH=1 PYTHONPATH=$(abspath $(COMPILED)):$(CURDIR) $(BIN)/pytest -o pythonpath=tests/support $(or $(ARGS),tests/compiled $(WITH_CORE))
 
 conformance: $(VENV)/.installed-test  ## Put a proxy (this one, or ARGS='--proxy NAME') through the cases of tests/conformance

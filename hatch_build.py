@@ -7,6 +7,7 @@ The sources go into the wheel as ever; Python prefers the compiled modules that 
 from __future__ import annotations
 
 import ast
+import os
 import shutil
 import sysconfig
 from contextlib import chdir
@@ -31,7 +32,7 @@ class CompiledCore(BuildHookInterface[Any]):
         """Compile, and put what came of it into the wheel. An editable install is left as it is, to be edited."""
         if self.target_name != "wheel" or version == "editable":
             return
-        compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+        compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
         if shutil.which(compiler) is None:
             self.app.abort(
                 f"to compile the core takes a C compiler, and there is no {compiler!r} here:"
