@@ -57,7 +57,7 @@ test: $(VENV)/.installed-test  ## Run the tests
 compiled: $(VENV)/.installed  ## Build a wheel with the core as machine code into dist/ (wants a C compiler; docs/performance.md)
 	@echo "Compiling the core, which takes a minute or two ..."
 	@HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
-	@ls dist/slai_proxy-*-cp*.whl
+	@echo "To install it: pip install $$(ls -t dist/slai_proxy-*-cp*.whl | head -1)"
 
 COMPILED := build/compiled
 WITH_CORE := tests/core tests/sim tests/server tests/fleet tests/store tests/telemetry tests/vllm_plugin tests/test_*.py

@@ -32,11 +32,11 @@ class CompiledCore(BuildHookInterface[Any]):
         """Compile, and put what came of it into the wheel. An editable install is left as it is, to be edited."""
         if self.target_name != "wheel" or version == "editable":
             return
-        compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
-        if shutil.which(compiler) is None:
+        compiler = os.environ.get("CC", sysconfig.get_config_var("CC") or "cc")
+        if not compiler.strip() or shutil.which(compiler.split()[0]) is None:
             self.app.abort(
-                f"to compile the core takes a C compiler, and there is no {compiler!r} here:"
-                " install one, or unset HATCH_BUILD_HOOKS_ENABLE for the same without machine code"
+                f"to compile the core takes a C compiler, and there is no {compiler!r} here: install one, or name it by"
+                " CC; without HATCH_BUILD_HOOKS_ENABLE the same is installed without machine code"
             )
         self.app.display_info(f"Compiling {CORE}, which takes a minute or two ...")
         self._built = TemporaryDirectory()

@@ -545,6 +545,23 @@ def test_never_two_lead_though_the_store_forgets_twice() -> None:
                 assert len(net.leaders) <= 1
 
 
+def test_never_two_lead_though_the_store_forgets_again_while_a_newcomer_waits_for_somebody() -> None:
+    net = a_fleet(2)
+    (leader,) = net.leaders
+    newcomer = net.start()
+    net.flush_store()
+    for name in "r1", "r2":  # before either has said that it lives
+        net.pause(name, asking=False)
+    net.run(0.1)
+    assert net.member(newcomer).role is Role.ROLL_CALL
+    net.flush_store()
+    for _ in range(10):
+        net.run(0.1)
+        assert net.leaders == [leader], "for as long as its lease holds by its own clock"
+    net.run(5.0)
+    assert [member.id for member in net.leaders] == [newcomer]
+
+
 # -- what else changes while nobody decides --
 
 

@@ -259,9 +259,12 @@ class Member:
         been told lately who there is.
         """
         before, was_local = self.leader, self.role is Role.LOCAL
-        self._stop(now)
         ends_at = now + self.config.roll_call_seconds
         expected = {*standing.members, self._parting}
+        if self.role is Role.ROLL_CALL:  # it has lost its memory again: who was waited for then may lead as well
+            expected |= self._expected
+            ends_at = max(ends_at, self._roll_call_ends_at)
+        self._stop(now)
         if now < unknown_until:
             expected |= known
             ends_at = max(ends_at, unknown_until)
