@@ -92,7 +92,9 @@ class Metrics:
             "slai.deadlines", "Deadlines that fell due, by kind: ttft or tbt", ("class", "kind")
         )
         self._misses = made.counts("slai.deadline.misses", "Deadlines missed, by kind: ttft or tbt", ("class", "kind"))
-        self._tokens = made.counts("slai.tokens", "Prompt and output tokens of ended requests", ("class", "direction"))
+        self._tokens = made.counts(
+            "slai.tokens", "Prompt and output tokens of completed requests", ("class", "direction")
+        )
         self._tbt = made.pool(Name("slai.tbt", "Gaps between tokens of all streams", "s", of_class), TbtHistogram)
         self._readings.watch(
             Name("slai.tbt.breaches", "Tokens later than their deadline, by cause", labels=("class", "cause")),
@@ -103,7 +105,9 @@ class Metrics:
         self._by_engine = Served(made, "engine", ("engine", "model"))
         self._by_tenant = Served(made, "tenant", ("tenant",))
         self._tenant_requests = made.counts("slai.tenant.requests", "Requests by tenant", ("tenant", "outcome"))
-        self._tenant_tokens = made.counts("slai.tenant.tokens", "Tokens by tenant", ("tenant", "direction"))
+        self._tenant_tokens = made.counts(
+            "slai.tenant.tokens", "Tokens of completed requests by tenant", ("tenant", "direction")
+        )
 
         self._slices = made.counts("slai.slices", "Slices of prompts sent ahead")
         self._slice_tokens = made.counts("slai.slice.tokens", "New prompt tokens in slices")
