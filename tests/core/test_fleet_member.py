@@ -562,6 +562,23 @@ def test_never_two_lead_though_the_store_forgets_again_while_a_newcomer_waits_fo
     assert [member.id for member in net.leaders] == [newcomer]
 
 
+def test_never_two_lead_though_a_newcomer_that_waited_for_somebody_leaves() -> None:
+    net = a_fleet(2)
+    (leader,) = net.leaders
+    first, second = net.start(), net.start()
+    net.flush_store()
+    for name in "r1", "r2":
+        net.pause(name, asking=False)
+    net.run(0.1)
+    assert [net.member(name).role for name in (first, second)] == [Role.ROLL_CALL, Role.FOLLOWER]
+    net.drain(first)
+    for _ in range(17):
+        net.run(0.1)
+        assert net.leaders == [leader], "of whom neither newcomer was ever told"
+    net.run(5.0)
+    assert [member.id for member in net.leaders] == [second]
+
+
 # -- what else changes while nobody decides --
 
 

@@ -75,6 +75,7 @@ class Member:
         self._engines: dict[str, EngineUp] = {}  # what the shell told last of each
         self._seen: dict[str, float] = {}  # when each replica was last known to live
         self._answered_at = -inf  # when the store answered last
+        self._unknown_until = -inf  # until then somebody may lead of whom neither we nor the store have heard
         self._leads_until = 0.0
         self._others_lead_until = 0.0  # at the earliest
         self._failing_since: float | None = None  # the store does not answer
@@ -162,8 +163,10 @@ class Member:
         if standing.epoch < self.epoch and sent_at <= self._epoch_at:
             return []  # late; but a store may have lost its memory, and its clock be behind that of the one before
         known = set(self._seen)
-        if now >= self._answered_at + self.config.life_seconds:
-            known.add(_SOMEBODY)  # who may have come since
+        if now >= self._answered_at + self.config.life_seconds:  # somebody may have come since
+            self._unknown_until = sent_at + self.config.life_seconds - standing.memory_seconds
+        if now < self._unknown_until:
+            known.add(_SOMEBODY)
         self._seen |= dict.fromkeys(standing.members, now)
         long_ago = now - 2 * self.config.life_seconds
         self._seen = {replica: at for replica, at in self._seen.items() if at > long_ago}
